@@ -12,29 +12,30 @@ MINUTES ?= 5
 SEED ?= 0
 FIRST ?= 0
 REQUESTS ?= 4000
+TESTS ?= tests
 POINTS ?= 200
 
-.PHONY: install demo test test-all test-gpu bench-gpu lint format clean fuzz soak kill
+.PHONY: install demo test test-all test-gpu bench-gpu docs serve-docs lint lint-docs format clean fuzz soak kill
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml models/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; $(NEW_ENOUGH)'
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./models
 	touch $@
 
-$(DEMO_STAMP): pyproject.toml constraints.txt
+$(DEMO_STAMP): pyproject.toml models/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; $(NEW_ENOUGH)'
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[export,eval]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[export,eval]' -e ./models
 	touch $@
 
 demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py --output $(DEMO)
 
 test: install
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(TESTS)
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -47,19 +48,30 @@ test-gpu: install
 
 # The half hour: every step that this machine can do, results in benchmarks/results/gpu-NAME.json. FOLDER needs 20 GB.
 bench-gpu: install
-	$(BIN)/python benchmarks/gpu.py --all --save $(if $(FOLDER),--folder $(FOLDER))
+	$(BIN)/python -m benchmarks.gpu --all --save $(if $(FOLDER),--folder $(FOLDER))
 
 fuzz: install
-	$(BIN)/python tests/fuzz/campaign.py --seed $(SEED) --first $(FIRST) \
+	$(BIN)/python -m tests.fuzz.campaign --seed $(SEED) --first $(FIRST) \
 		$(if $(COUNT),--count $(COUNT),--minutes $(MINUTES)) $(if $(SAVE),--save $(SAVE)) $(if $(FOLDER),--folder $(FOLDER))
 
 soak: install
-	$(BIN)/python tests/soak/soak.py --requests $(REQUESTS) --seed $(SEED)
+	$(BIN)/python -m tests.soak.soak --requests $(REQUESTS) --seed $(SEED)
 
 kill: install
-	$(BIN)/python tests/kill/campaign.py --points $(POINTS) $(if $(SAVE),--save $(SAVE))
+	$(BIN)/python -m tests.kill.campaign --points $(POINTS) $(if $(SAVE),--save $(SAVE))
 
-lint: install
+# The site, into site/. The reference is made from the code; a broken link is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+serve-docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+# Prose of README, docs and help.
+lint-docs: install
+	$(BIN)/python -m docs.prose
+
+lint: install lint-docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -69,4 +81,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(DEMO) build dist .pytest_cache .ruff_cache
+	rm -rf $(DEMO) build dist site models/build .pytest_cache .ruff_cache

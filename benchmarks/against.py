@@ -1,8 +1,8 @@
 """Two versions of the runtime side by side: the same requests in turn, ratios with 95 % intervals.
 
-    python benchmarks/against.py --python OTHER/.venv/bin/python --bundle OTHER_TINY TINY --image table.png \\
+    python -m benchmarks.against --python OTHER/.venv/bin/python --bundle OTHER_TINY TINY --image table.png \\
         --draft imitation@3
-    python benchmarks/against.py --python OTHER/.venv/bin/python --bundle OTHER_SMOLLM2 SMOLLM2 \\
+    python -m benchmarks.against --python OTHER/.venv/bin/python --bundle OTHER_SMOLLM2 SMOLLM2 \\
         --prompt "Tell me about the sea." --max-new-tokens 32
 
 Each version runs in a process of its own, on a bundle that it built itself (formats differ between versions). The
@@ -19,8 +19,8 @@ import subprocess
 import sys
 from typing import Any
 
-from intervals import shown, with_interval
-from machine import describe, save
+from benchmarks.intervals import shown, with_interval
+from benchmarks.machine import describe, save
 
 CHILD = """
 import json, sys

@@ -1,7 +1,7 @@
 """A batch of requests decoded together against one after the other: the same tokens, tokens per second of both.
 
     vlmexport build --model tiny-blip2-flant5 --max-batch 16 -o runs/tiny
-    python benchmarks/batch.py runs/tiny
+    python -m benchmarks.batch runs/tiny
 
 Plain decoding with end tokens ignored, so that both arms decode the same number of tokens at the same lengths; the arms
 take turns. Requests differ: pictures and prompts of the scenes, or chat prompts for a text model. `whole` counts the
@@ -16,19 +16,19 @@ import statistics
 import time
 from typing import Any
 
-from intervals import with_interval
-from machine import save
+from benchmarks.intervals import with_interval
+from benchmarks.machine import save
 
 
 def requests(manifest: Any, count: int, tokens: int) -> list[dict[str, Any]]:
     """Ragged requests: other pictures, other prompts."""
     limits: dict[str, Any] = {"max_new_tokens": tokens, "speculative": False, "ignore_eos": True}
     if manifest.image is None:
-        from vlmexport.calibration.workshop.recipes.smollm2_prompts import chat_prompts
+        from recipes.smollm2_prompts import chat_prompts
 
         heldout = chat_prompts()[1]
         return [{"prompt": p, **limits} for p in heldout[:: len(heldout) // count][:count]]
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
 
     return [{"image": render(sample_scene(0, HELDOUT[n])), **limits} for n in range(count)]
 

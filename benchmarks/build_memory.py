@@ -1,6 +1,6 @@
 """Peak memory of a build against what its dry run said, whole and layer by layer.
 
-    python benchmarks/build_memory.py [--case NAME …] [--folder DIR]
+    python -m benchmarks.build_memory [--case NAME …] [--folder DIR]
 
 Each case is a random float16 checkpoint of a Llama; it is made, planned with `--dry-run` and built in processes of
 their own. The peak is VmHWM of the process that builds; anonymous and file pages are sampled. Needs about 7 GB of
@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
+from tests.support.programs import program
 
 LIMIT = 0.10
 """How far the estimate may be from the peak."""
@@ -52,13 +53,12 @@ CASES: dict[str, dict[str, Any]] = {
 def make(folder: str, shard: str, config: str) -> None:
     """Worker: writes a random checkpoint."""
     import torch
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    import tiny_models
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from tests.support import tiny_models
+
     tokenizer = tiny_models.llama_tokenizer()
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    end = tiny_models.token_id(tokenizer, "<|im_end|>")
     torch.set_default_dtype(torch.float16)
     options = json.loads(config)
     model = LlamaForCausalLM(
@@ -103,7 +103,7 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """One case: estimate and peak."""
     model, output = folder / "model", folder / "bundle"
     subprocess.run(
-        [sys.executable, __file__, "--make", str(model), case["shard"], json.dumps(case["config"])],
+        program("benchmarks.build_memory", "--make", model, case["shard"], json.dumps(case["config"])),
         check=True,
     )
     asked = ["build", "--model", model, "--draft-layer", "1", "-o", output, *case["options"], "--json"]
@@ -128,7 +128,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--make"]:
         make(*sys.argv[2:5])
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", action="append", choices=list(CASES), help="repeatable; all by default")
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where models go for a while"

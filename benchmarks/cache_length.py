@@ -1,6 +1,6 @@
 """A long KV buffer costs nothing until it is used: max_length 4,096 against 512 at equal length.
 
-python benchmarks/cache_length.py runs/smollm2-bundle
+python -m benchmarks.cache_length runs/smollm2-bundle
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import json
 import statistics
 import time
 
-from machine import save
+from benchmarks.machine import save
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=48)

@@ -11,9 +11,9 @@ controller on); neither is judged.
 `--counted` compares without a clock: what the two parts accept, both on the default table of costs. That is the part of
 the question which a busy machine can answer.
 
-    python benchmarks/calibration.py tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3
-    python benchmarks/calibration.py tiny-vit-gpt2 --draft medusa --draft imitation --draft-layer 3 --data scenes-captions:heldout:192
-    python benchmarks/calibration.py --bundle runs/smollm2-bundle --name smollm2 --data prompts.jsonl --calibrate-on 10 --requests 10 --max-new-tokens 80 --of-prediction 0.95
+    python -m benchmarks.calibration tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3
+    python -m benchmarks.calibration tiny-vit-gpt2 --draft medusa --draft imitation --draft-layer 3 --data scenes-captions:heldout:192
+    python -m benchmarks.calibration --bundle runs/smollm2-bundle --name smollm2 --data prompts.jsonl --calibrate-on 10 --requests 10 --max-new-tokens 80 --of-prediction 0.95
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from machine import save
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.folder import store_costs
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.measure.arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
-from vlmexport.runtime.measure.bootstrap import interval
-from vlmexport.runtime.measure.calibration import Calibration, budgets
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed, choose, predictions
-from vlmexport.runtime.speculate.costs import CostTable
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_costs import StoredChoice, default_costs
+from vlmexport.runtime.bundle.stored_costs import StoredChoice, default_costs
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable
+from vlmexport.runtime.speedup.predict import AcceptanceCounts, choose, predictions
+from vlmexport.runtime.speedup.stats import Stats
+from vlmexport.runtime.tuning.ab_runs import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
+from vlmexport.runtime.tuning.bootstrap import interval
+from vlmexport.runtime.tuning.survey import Calibration, budgets
+
+from benchmarks.machine import save
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 NEAR = 0.95
@@ -303,7 +304,7 @@ def rounded(between: Sequence[float] | None) -> list[float] | None:
     return None if between is None else [round(value, 3) for value in between]
 
 
-def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[Observed]:
+def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[AcceptanceCounts]:
     """What every draft accepts under every budget that `calibrate` tries."""
     found = []
     for draft in session.bundle.manifest.drafts:
@@ -314,7 +315,7 @@ def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[O
     return found
 
 
-def counted(table: CostTable, seen: list[Observed], unseen: list[Observed]) -> dict[str, Any]:
+def counted(table: CostTable, seen: list[AcceptanceCounts], unseen: list[AcceptanceCounts]) -> dict[str, Any]:
     """The choice by what was `seen`, as the table predicts it there and as it is by what was `unseen`; `of_best` is its
     speed there over that of the best choice. Plain decoding is a choice, too."""
     chosen = choose(table, seen)

@@ -11,24 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioning_runs import Run, bundle, model_of
 from vlmexport.calibration.data import RecordSet, load_records
+from vlmexport.calibration.data.scenes.reading import check_told_plan
+from vlmexport.calibration.data.scenes.scene import HELDOUT, VALIDATION, sample_scene
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives.medusa import measure_hits
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.objectives.medusa import measure_hits
-from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
-from vlmexport.calibration.workshop.recipes.common.checks import Checks
-from vlmexport.calibration.workshop.recipes.common.evaluation import facts
-from vlmexport.calibration.workshop.recipes.models import open_captioner
-from vlmexport.calibration.workshop.scenes.reading import check_told_plan
-from vlmexport.calibration.workshop.scenes.scene import HELDOUT, VALIDATION, sample_scene
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.runtime import Session
-from vlmexport.runtime.result import Result
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.session.result import Result
+from vlmexport.runtime.speedup.stats import Stats
+
+from benchmarks.captioning_runs import Run, bundle, model_of
+from recipes.common.captioner import LONGEST
+from recipes.common.checks import Checks
+from recipes.common.evaluation import facts
+from recipes.models import open_captioner
 
 UNSEEN = 100_000
 """Validation scenes from here on choose rates; the first ones choose the best step of a training, the last ones are read."""

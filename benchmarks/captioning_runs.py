@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from own_answers import own_answers
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
-from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.files import MODEL
+from vlmexport.exporter.drafts.common.files import MODEL
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+
+from benchmarks.own_answers import own_answers
+from recipes.common.captioner import LONGEST
+from recipes.tiny_drafts import TOLD
 
 TARGET = "tiny-vit-gpt2"
 
@@ -51,7 +52,7 @@ KINDS = {
     "medusa-1-long": Kind("Medusa-1, ten times the steps", Rates(3e-2), factor=10),
     "medusa-2": Kind("Medusa-2", Rates(3e-2, 5e-4)),
 }
-"""Heads learn at the rate that was the best of `SWEPT` on validation scenes; that of the target is a trade (docs/papers.md)."""
+"""Heads learn at the rate that was the best of `SWEPT` on validation scenes; that of the target is a trade (docs/results/papers/medusa-captioning.md)."""
 SWEPT = {
     "medusa-1": [Rates(rate) for rate in (2e-3, 7e-3, 2e-2, 3e-2, 6e-2)],
     "medusa-2": [Rates(*rates) for rates in itertools.product((2e-3, 1e-2, 3e-2), (2e-4, 5e-4, 2e-3))],

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from vlmexport.calibration.data import load_records
-from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
 from vlmexport.runtime import Session
 from vlmexport.runtime.measure.benchmark import time_passes
 from vlmexport.runtime.measure.virtual_clock import decoding
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speedup.stats import Stats
+
+from recipes.common.captioner import LONGEST
 
 BATCH = 16
 Measure = Callable[[], float]

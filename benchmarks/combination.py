@@ -2,7 +2,7 @@
 stood before.
 
     vlmexport build --model tiny-blip2-flant5 -o tiny-bundle
-    python benchmarks/combination.py tiny-bundle --draft medusa
+    python -m benchmarks.combination tiny-bundle --draft medusa
 
 Captions of held-out scenes, chains of a fixed length; counts, not times: the same on every machine.
 """
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import argparse
 
-from machine import save
+from benchmarks.machine import save
 
 
 def main() -> None:
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
-    from vlmexport.runtime.proposers import create
-    from vlmexport.runtime.proposers.combined import Combined
-    from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
+    from vlmexport.runtime.drafts import create
+    from vlmexport.runtime.drafts.combined import FallbackProposer
+    from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("bundle")
@@ -40,7 +40,7 @@ def main() -> None:
     for arm, shortest in ((options.draft, 0), ("prompt-lookup", 0), *((name, n) for n in (1, 2, 3))):
         if shortest:
             first = PromptLookup(draft, session.decoder, shortest=shortest)
-            session.replace_proposer(name, Combined(name, first, second))
+            session.replace_proposer(name, FallbackProposer(name, first, second))
         label = f"{arm}, {shortest} or more tokens" if shortest else arm
         cycles = accepted = 0
         for picture, wanted in zip(pictures, plain, strict=True):

@@ -1,7 +1,7 @@
 """What the host does in a cycle that stays on a device: microseconds of Python, with a device that takes no time.
 
     vlmexport build --model tiny-qwen2.5-vl --draft-layer 3 --draft imitation --draft medusa --draft eagle --draft vispec -o runs/tiny
-    python benchmarks/device_host.py runs/tiny
+    python -m benchmarks.device_host runs/tiny
 
 The device is none: it holds memory, computes nothing, and says that every drafted token is right. What is timed is all
 that is left of a request's cycles: the policy, what goes up, the launch, the wait, the verdict, text and limits. Arms
@@ -31,20 +31,21 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from machine import describe, save
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import CHANGING, DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo, GraphInfo, Manifest
-from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.engines.answers import answers
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.engines.argmax import answers
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
 from vlmexport.runtime.engines.cuda import Gpu
 from vlmexport.runtime.engines.device import DeviceEngine
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
+
+from benchmarks.machine import describe, save
 
 LIMIT_US = 150.0
 LENGTHS = (1, 3, 5, 8)
@@ -213,7 +214,7 @@ class BareProvider(OnnxRuntimeCuda):
 
 def engines(bundle: Bundle) -> dict[str, Engine]:
     """By name, as the module lists them."""
-    manifest: Manifest = widened(bundle.manifest)
+    manifest: Manifest = as_float32(bundle.manifest)
     return {
         "none": NoDevice(manifest.graphs),
         "DeviceEngine": BareDevice(manifest.graphs, NoCuda()),  # type: ignore[arg-type]
@@ -233,7 +234,9 @@ def chains(manifest: Manifest) -> list[tuple[str, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--requests", type=int, default=40, help="of every arm")
     parser.add_argument("--no-save", action="store_true", help="print only")

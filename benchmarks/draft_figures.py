@@ -1,6 +1,6 @@
 """What the drafts of a folder reached on held-out data, in one file: for drafts that a recipe makes and nobody ships.
 
-    python benchmarks/draft_figures.py runs/llava-drafts/out --name smollm2-llava-drafts
+    python -m benchmarks.draft_figures runs/llava-drafts/out --name smollm2-llava-drafts
 
 FOLDER has one folder for each draft, as `recipes.tiny_drafts --out` leaves it. The figures are those that the recipe measured
 and wrote into each `draft.json`; nothing is measured here. Run it on the machine that trained them: the file names it.
@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 
 def main() -> None:

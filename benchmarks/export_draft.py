@@ -1,6 +1,6 @@
 """`vlmexport export-draft` against the package `speculators` in an environment of its own: the same logits?
 
-    python benchmarks/export_draft.py
+    python -m benchmarks.export_draft
 
 The environment is made with pip in the user's cache folder (about 1 GB); `--python FILE` names an interpreter that has the package
 already. A tiny Llama is made, a draft of it trained for a few steps and exported. The package loads the checkpoint, and its
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import save
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from benchmarks.machine import save
+
 LIMIT = 1e-4
 OTHERS = [
     "torch==2.13.0",
@@ -134,7 +134,7 @@ def main() -> None:
 
 def environment(version: str, transformers: str) -> Path:
     """The interpreter of an environment with this version of the package, made where there is none yet."""
-    from vlmexport.runtime.files import cache_folder
+    from vlmexport.runtime.common.atomic_files import cache_folder
 
     folder = cache_folder() / f"speculators-{version}"
     python = folder / "bin" / "python"
@@ -149,7 +149,7 @@ def environment(version: str, transformers: str) -> Path:
 
 def tiny_llama(work: Path) -> Path:
     """A random Llama as the tests have it."""
-    import tiny_models
+    from tests.support import tiny_models
 
     return tiny_models.checkpoint("llama", work / "model", num_hidden_layers=5)
 

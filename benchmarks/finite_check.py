@@ -1,12 +1,12 @@
 """What the check of logits for NaN and infinity takes of a decoding cycle.
 
     vlmexport build --model tiny-blip2-flant5 -o runs/tiny
-    python benchmarks/finite_check.py runs/tiny --save tiny
+    python -m benchmarks.finite_check runs/tiny --save tiny
 
 The check is too short to show in the time of a request. So the two are measured by themselves, in turns, round after
 round, in time of the processor on one thread (others may use the machine meanwhile): a cycle, over whole requests less
-what precedes their first, and one check, as `TargetRows.best` with it less the same
-without it (greedy), or `TargetRows.check` (a row that is sampled or processed), on rows of logits as long as the
+what precedes their first, and one check, as `TargetLogits.best` with it less the same
+without it (greedy), or `TargetLogits.check` (a row that is sampled or processed), on rows of logits as long as the
 model's. The share is checks a cycle × the one ÷ the other; each round gives one.
 """
 
@@ -21,8 +21,9 @@ from time import thread_time
 from typing import Any
 
 import numpy as np
-from intervals import shown, with_interval
-from machine import save
+
+from benchmarks.intervals import shown, with_interval
+from benchmarks.machine import save
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"speculative": False},
@@ -36,13 +37,13 @@ def checked(
     rows: Sequence[np.ndarray],
 ) -> tuple[Callable[[int], int], Callable[[int], int], Callable[[int], None]]:
     """`best` as the runtime has it, the same without its check, and `check`, over host rows [V]."""
-    from vlmexport.runtime.decode.target_rows import TargetRows
+    from vlmexport.runtime.decoder.logits import TargetLogits
 
-    made = TargetRows.__new__(TargetRows)
-    made._rows, made._small = list(rows), {}
+    made = TargetLogits.__new__(TargetLogits)
+    made._logits_by_row, made._small = list(rows), {}
 
     def unchecked(self: Any, row: int) -> int:
-        """`TargetRows.best` up to the check."""
+        """`TargetLogits.best` up to the check."""
         rows = self._rows
         if rows is None:
             raise AssertionError
@@ -62,10 +63,10 @@ def seconds(function: Callable[[int], object], rows: int, count: int) -> float:
 
 def counts(session: Any, request: dict[str, Any]) -> tuple[Counter[str], int]:
     """How often one request asks for `best` and `check`, after its first token; and its cycles."""
-    from vlmexport.runtime.decode.target_rows import TargetRows
+    from vlmexport.runtime.decoder.logits import TargetLogits
 
     found: Counter[str] = Counter()
-    before = {name: getattr(TargetRows, name) for name in ("best", "check")}
+    before = {name: getattr(TargetLogits, name) for name in ("best", "check")}
 
     def counting(name: str) -> Callable[..., Any]:
         def counted(self: Any, row: int) -> Any:
@@ -75,12 +76,12 @@ def counts(session: Any, request: dict[str, Any]) -> tuple[Counter[str], int]:
         return counted
 
     for name in before:
-        setattr(TargetRows, name, counting(name))
+        setattr(TargetLogits, name, counting(name))
     try:
         cycles = session.generate(**request).stats.cycles
     finally:
         for name, function in before.items():
-            setattr(TargetRows, name, function)
+            setattr(TargetLogits, name, function)
     return found, cycles
 
 
@@ -117,7 +118,9 @@ def measure(session: Any, request: dict[str, Any], rounds: int, calls: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--calls", type=int, default=2000, help="checks timed in a round")

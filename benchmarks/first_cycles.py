@@ -1,7 +1,7 @@
 """What a cycle takes by its place in a request, plain and speculative requests in turn.
 
     vlmexport build --model tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3 --max-width 17 -o runs/tiny
-    python benchmarks/first_cycles.py runs/tiny
+    python -m benchmarks.first_cycles runs/tiny
 
 After a picture, a prompt and requests of the other kind, a processor needs some cycles to get back to the speed that
 repetition measures.
@@ -14,7 +14,7 @@ import statistics
 from time import perf_counter
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20)
 """Cycles that are reported, counted from 1."""
@@ -28,9 +28,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--save", default="first-cycles-tiny", metavar="NAME")
     options = parser.parse_args()
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
-    from vlmexport.runtime.speculate.cycle import Cycle
+    from vlmexport.runtime.speculative.cycle import Cycle
 
     taken: list[float] = []
     whole = Cycle.run

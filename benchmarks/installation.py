@@ -1,7 +1,7 @@
 """Size and import time of a runtime-only installation in a new virtual environment: `pip install .`, and the lean one
 of `requirements-lean.txt`.
 
-    python benchmarks/installation.py
+    python -m benchmarks.installation
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 ROOT = Path(__file__).parents[1]
 NOT_COUNTED = ("pip", "setuptools", "pkg_resources", "_distutils_hack")

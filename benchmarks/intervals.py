@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vlmexport.runtime.measure.bootstrap import interval
+from vlmexport.runtime.tuning.bootstrap import interval
 
 
 def with_interval(

@@ -1,6 +1,6 @@
 """What pages of 2 MB gain where tensors are made anew: a layer's matrix from float16 to float32 to float64.
 
-    python benchmarks/large_pages.py [--rounds N]
+    python -m benchmarks.large_pages [--rounds N]
 
 Two processes, one with PyTorch's THP_MEM_ALLOC_ENABLE as `vlmexport build` sets it and one without, in turn. Seconds are
 of one conversion, and of them the kernel's own.
@@ -17,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from machine import save
+from benchmarks.machine import save
+from tests.support.programs import program
 
 SHAPE = (2048, 11008)
 REPEATS = 20
@@ -26,7 +27,7 @@ REPEATS = 20
 def convert() -> None:
     """Worker: [seconds, seconds of the kernel] of one conversion."""
     import torch
-    from vlmexport.exporter.memory import return_large_buffers
+    from vlmexport.exporter.common.memory import return_large_buffers
 
     return_large_buffers()
     torch.set_num_threads(1)
@@ -43,7 +44,9 @@ def main() -> None:
     if sys.argv[1:] == ["--convert"]:
         convert()
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     found: dict[str, list[list[float]]] = {"usual": [], "large": []}
@@ -51,7 +54,7 @@ def main() -> None:
         for pages, rows in found.items():
             settings = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1" if pages == "large" else "0"}
             done = subprocess.run(
-                [sys.executable, __file__, "--convert"],
+                program("benchmarks.large_pages", "--convert"),
                 env=settings,
                 capture_output=True,
                 text=True,

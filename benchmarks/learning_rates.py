@@ -1,13 +1,13 @@
 """Acceptance of short trainings by their learning rate, at two widths: what the default rates of `vlmexport train` rest on.
 
-    python -m vlmexport.calibration.workshop.recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
-    python benchmarks/learning_rates.py --work runs/drafts
+    python -m recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
+    python -m benchmarks.learning_rates --work runs/drafts
 
-    python -m vlmexport.calibration.workshop.recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
-    python benchmarks/learning_rates.py --smollm2 runs/smollm2 --work runs/smollm2-draft --steps 100 \\
+    python -m recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
+    python -m benchmarks.learning_rates --smollm2 runs/smollm2 --work runs/smollm2-draft --steps 100 \\
       --drafts medusa --rates 1e-3 3e-3 7e-3 1e-2 3e-2
 
-    python benchmarks/learning_rates.py --model tiny-qwen2.5-vl --work runs/drafts --captions 2048 --drafts eagle vispec --steps 200
+    python -m benchmarks.learning_rates --model tiny-qwen2.5-vl --work runs/drafts --captions 2048 --drafts eagle vispec --steps 200
 
 Drafts with the defaults of `train` (but for SmolLM2's three Medusa heads of 4,096 tokens; ViSpec in its two stages, half of the steps
 each) learn from the target's own answers at every rate, and are measured on held-out ones, layers on the first 150 of them. Layers
@@ -20,19 +20,20 @@ import argparse
 from pathlib import Path
 
 import torch
-from machine import save
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.run import evaluate_drafts
-from vlmexport.calibration.training.objectives import options_of
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.layer_stages import LAYERS, train_in_stages, whole_answers
-from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
-from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HEADS, HELDOUT, MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import DRAFT_LENGTH, Workshop
-from vlmexport.runtime.errors import DivergedError
+from vlmexport.calibration.objectives import options_of
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
+from vlmexport.runtime.common.errors import DivergedError
+
+from benchmarks.machine import save
+from recipes.layer_stages import LAYERS, train_in_stages, whole_answers
+from recipes.smollm2_draft import reopen
+from recipes.tiny_drafts import CAPTIONS, HEADS, HELDOUT, MODEL, prepare
+from recipes.workshop import DRAFT_LENGTH, Workshop
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 KINDS = ("imitation", "medusa", *LAYERS)

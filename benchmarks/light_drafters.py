@@ -1,11 +1,11 @@
 """Drafts with matrices of float32, int8 and int4: bytes, a step of the draft beside a token of plain decoding, tokens per
 cycle and speed, on the same requests.
 
-    python benchmarks/light_drafters.py --model tiny-blip2-flant5 --draft medusa --requests 32 --new-tokens 96 --save
-    python benchmarks/light_drafters.py --model tiny-vit-gpt2 --draft medusa --requests 32 --new-tokens 96 --save
-    python benchmarks/light_drafters.py --model runs/smollm2 --draft runs/medusa --draft-length 3 --requests 10 \
+    python -m benchmarks.light_drafters --model tiny-blip2-flant5 --draft medusa --requests 32 --new-tokens 96 --save
+    python -m benchmarks.light_drafters --model tiny-vit-gpt2 --draft medusa --requests 32 --new-tokens 96 --save
+    python -m benchmarks.light_drafters --model runs/smollm2 --draft runs/medusa --draft-length 3 --requests 10 \
         --new-tokens 80 --name smollm2-medusa --save
-    python benchmarks/light_drafters.py --model runs/smollm2 --random 8192 --draft-length 3 --name smollm2-eagle-8192 --save
+    python -m benchmarks.light_drafters --model runs/smollm2 --random 8192 --draft-length 3 --name smollm2-eagle-8192 --save
 
 builds the three bundles below --work first (without parity; `vlmexport build` compares them). Bundles that are there
 already are given by their precision: --bundle float32=DIR --bundle int8=DIR --bundle int4=DIR.
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 PRECISIONS = ("float32", "int8", "int4")
 
@@ -98,12 +98,12 @@ def main() -> None:
 
 def build(options: argparse.Namespace) -> dict[str, Path]:
     """A bundle for each precision below --work; those that are there stay."""
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
     made = {}
     draft = options.draft
     if draft is None:
-        from random_eagle import random_eagle
+        from benchmarks.random_eagle import random_eagle
 
         folder = options.work / f"random-eagle-{options.random}"
         draft = str(random_eagle(options.model, folder, options.random))
@@ -147,7 +147,7 @@ def draft_bytes(bundle: Any, name: str) -> int:
 
 def step_seconds(sessions: dict[str, Any], names: dict[str, str]) -> tuple[dict[str, float], float]:
     """(median seconds of one pass of the draft by precision, of a token of plain decoding): all passes take turns."""
-    from vlmexport.runtime.measure.passes import passes
+    from vlmexport.runtime.measure.pass_costs import passes
     from vlmexport.runtime.measure.timing import GraphTimer, median_seconds
 
     arms: dict[str, list[Any]] = {}
@@ -212,10 +212,10 @@ def decode(
 def requests(manifest: Any, count: int) -> list[dict[str, Any]]:
     """Held-out pictures, or chat prompts whose topics are in no training prompt."""
     if manifest.image is not None:
-        from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+        from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
 
         return [{"image": render(sample_scene(0, HELDOUT[number]))} for number in range(count)]
-    from vlmexport.calibration.workshop.recipes.smollm2_prompts import chat_prompts
+    from recipes.smollm2_prompts import chat_prompts
 
     heldout = chat_prompts()[1]
     return [{"prompt": prompt} for prompt in heldout[:: max(1, len(heldout) // count)][:count]]

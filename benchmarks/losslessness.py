@@ -4,7 +4,7 @@ For every scene the plain tokens are compared with the speculative ones, for eac
 is always wrong, and for draft lengths spread over 1 … 16; then limits 1, 2 and 3. Captions end with EOS.
 
     vlmexport build --model tiny-blip2-flant5 --draft-layer 3 --max-width 17 -o runs/tiny
-    python benchmarks/losslessness.py runs/tiny --scenes 500
+    python -m benchmarks.losslessness runs/tiny --scenes 500
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import argparse
 import json
 from collections import Counter
 
-from machine import save
+from benchmarks.machine import save
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle")
     parser.add_argument("--name", default="tiny", help="of the result file")
     parser.add_argument("--scenes", type=int, default=500)
     parser.add_argument("--max-new-tokens", type=int, default=100)
     options = parser.parse_args()
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
-    from vlmexport.runtime.proposers.wrong import always_wrong
+    from vlmexport.runtime.drafts.adversarial import always_wrong
 
     session = Session.load(options.bundle)
     drafts = [draft.name for draft in session.bundle.manifest.drafts]

@@ -1,6 +1,6 @@
 """Every weight once: bundle size on disk, and proportional set size (PSS) of a process that decodes.
 
-    python benchmarks/memory.py BUNDLE [BUNDLE …]
+    python -m benchmarks.memory BUNDLE [BUNDLE …]
 
 Base = parameters × bytes. Disk must stay below 1.05 × base, PSS below 1.3 × base + 120 MB. Growth between requests
 20 and 220 is reported too.
@@ -14,7 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from machine import save
+from benchmarks.machine import save
+from tests.support.programs import program
 
 
 def pss_bytes() -> int:
@@ -57,12 +58,14 @@ def main() -> None:
     if len(sys.argv) > 2 and sys.argv[1] == "--probe":
         probe(sys.argv[2])
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundles", nargs="+")
     rows = {}
     for bundle in parser.parse_args().bundles:
         out = subprocess.run(
-            [sys.executable, __file__, "--probe", bundle], capture_output=True, text=True, check=True
+            program("benchmarks.memory", "--probe", bundle), capture_output=True, text=True, check=True
         )
         mark = json.loads(out.stdout.splitlines()[-1])
         base, limit = mark["base"], 1.3 * mark["base"] + 120e6

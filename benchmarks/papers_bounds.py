@@ -1,4 +1,4 @@
-"""Published speed-ups beside what arithmetic allows: `python benchmarks/papers_bounds.py` prints the tables of docs/papers.md.
+"""Published speed-ups beside what arithmetic allows: `python -m benchmarks.papers_bounds` prints the tables of docs/results/papers/bounds.md.
 
 Everything is taken in a method's favour: a pass takes as long as reading its weights, a wider pass is free, heads and
 networks of a self-draft are free, and whatever is not named costs nothing.
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean
 
-from published_fastvlm import CELLS
-from published_vispec import COMPARISON
+from benchmarks.published_fastvlm import CELLS
+from benchmarks.published_vispec import COMPARISON
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Draft & Verify beside early exit and imitation drafts on one frozen target, by counts alone.
 
-    python benchmarks/papers_draft_and_verify.py --model tiny-blip2-flant5
-    python benchmarks/papers_draft_and_verify.py --model tiny-vit-gpt2
-    python benchmarks/papers_draft_and_verify.py --model tiny-qwen2.5-vl
+    python -m benchmarks.papers_draft_and_verify --model tiny-blip2-flant5
+    python -m benchmarks.papers_draft_and_verify --model tiny-vit-gpt2
+    python -m benchmarks.papers_draft_and_verify --model tiny-qwen2.5-vl
 
 Searches sublayers to leave out on some of the target's own answers, once freely and once for each layer n of the shipped
 imitation drafts, with no more weights than an exit after n layers reads; measures what was found on other answers. Every
@@ -23,19 +23,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import RESULTS, save
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import chains, replay
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, starts
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.workshop.recipes.models import captioner_of
-from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
 from vlmexport.exporter.drafts import shipped_drafts
-from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.exporter.families.skipping import Sublayers
-from vlmexport.runtime.speculate.policy import FixedLength
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+from vlmexport.exporter.families.common.layer_skip import Sublayers
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.speedup.stats import Stats
+
+from benchmarks.machine import RESULTS, save
+from recipes.models import captioner_of
+from recipes.tiny_drafts import TOLD
 
 LONGEST = 8
 
@@ -88,13 +89,13 @@ def main() -> None:
     told, held = (Answers(target, records) for records in sets)
     layers, weights = target.num_layers, told.weights
     rows: list[Row] = []
-    shipped = [
-        draft for draft in shipped_drafts(target.checkpoint.alias) if isinstance(draft, ImitationDraft)
-    ]
+    alias = target.checkpoint.alias
+    assert alias is not None, "a bundled model"
+    shipped = [draft for draft in shipped_drafts(alias) if isinstance(draft, ImitationDraft)]
     limits: list[tuple[str, float]] = [("free", 1.0)]
     for draft in sorted(shipped, key=lambda draft: draft.layer):
         share = weights.first_layers(draft.layer)
-        folder = next(f for f in target.checkpoint.alias.draft_folders() if f.name == f"n{draft.layer}")
+        folder = next(f for f in alias.draft_folders() if f.name == f"n{draft.layer}")
         limits.append((f"as n = {draft.layer}", share))
         for name, own in (
             (f"early-exit@{draft.layer}", share),

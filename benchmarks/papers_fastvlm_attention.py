@@ -1,6 +1,6 @@
 """What attention over exit rows gives an imitation network (FastVLM, appendix B) of tiny-blip2-flant5, at equal steps.
 
-    python benchmarks/papers_fastvlm_attention.py --work runs/drafts
+    python -m benchmarks.papers_fastvlm_attention --work runs/drafts
 
 Trains a network without attention and one with for as many steps on the same answers, both with a residual connection
 (`workshop.COMPARED`; --work may be the folder of recipes/tiny_drafts.py), and counts what each would have accepted of
@@ -9,15 +9,16 @@ held-out captions. Counts only, no clock. Writes results/papers-fastvlm-attentio
 
 from __future__ import annotations
 
-from imitation_work import prepared, work_parser
-from machine import save
 from vlmexport.calibration.evaluation.run import evaluate_drafts
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, STEPS
-from vlmexport.calibration.workshop.recipes.workshop import COMPARED
-from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+
+from benchmarks.imitation_work import prepared, work_parser
+from benchmarks.machine import save
+from recipes.tiny_drafts import MODEL, STEPS
+from recipes.workshop import COMPARED
 
 FIGURES = ("alpha", "tau", "agreement", "overlap", "tokens")
 

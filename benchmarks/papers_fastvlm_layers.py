@@ -1,6 +1,6 @@
 """FastVLM's choice of n (its table 6 and figure 8): imitation networks after 2 to 10 of the 12 layers of `tiny-blip2-flant5`.
 
-    python benchmarks/papers_fastvlm_layers.py --work runs/drafts
+    python -m benchmarks.papers_fastvlm_layers --work runs/drafts
 
 Every network has a residual connection (`workshop.COMPARED`) and learns from the same answers, those of `papers_fastvlm_table1.py
 --captions 512`; greedy acceptance on held-out captions in chains of 5. By weights: what (1 + a + … + a^d) / (1 + share × d)
@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import save
-from papers_bounds import kept
-from papers_fastvlm_table1 import row
 from torch import nn
-from vlmexport.calibration.search.weights import Weights
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Workshop, cached_features
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
+from vlmexport.calibration.targets.layer_weights import Weights
+
+from benchmarks.machine import save
+from benchmarks.papers_bounds import kept
+from benchmarks.papers_fastvlm_table1 import row
+from recipes.tiny_drafts import MODEL, prepare
+from recipes.workshop import COMPARED, Workshop, cached_features
 
 LAYERS = (2, 3, 4, 6, 8, 10)
 MOST = 8

@@ -1,14 +1,14 @@
 """FastVLM's choices beside their alternatives: draft lengths by position (eq. 5) against fixed ones, and the layer n by the
 reward C − λ l (section 3.3) against the layer that is predicted to be fastest.
 
-    python benchmarks/papers_fastvlm_lengths.py
+    python -m benchmarks.papers_fastvlm_lengths
 
 builds tiny-blip2-flant5 with its shipped drafts at n = 3 and n = 6, decodes held-out captions under every policy and counts
 cycles; no time is measured. Speed-ups are those of two tables of pass times: `memory`, where a pass takes as long as
 reading its weights (a large model), and `cache`, where the width of a pass is paid for (this model). Writes
 results/papers-fastvlm-lengths.json.
 
-    python benchmarks/papers_fastvlm_lengths.py --seeds runs/seeds/tiny-blip2-flant5-512-300-[0-2]
+    python -m benchmarks.papers_fastvlm_lengths --seeds runs/seeds/tiny-blip2-flant5-512-300-[0-2]
 
 does the same with the imitation drafts of bundles that `papers_fastvlm_seeds.py` built, one a seed, and writes
 results/papers-fastvlm-lengths-seeds.json.
@@ -24,18 +24,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intervals import between
-from machine import save
 from vlmexport.calibration.calibrate import read_requests
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, default_draft
 from vlmexport.runtime.measure.virtual_clock import decoding
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed, choose, choose_by_reward, predictions
-from vlmexport.runtime.speculate.costs import CostTable, Curve
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY, default_draft
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve
+from vlmexport.runtime.speedup.predict import AcceptanceCounts, choose, choose_by_reward, predictions
+from vlmexport.runtime.speedup.stats import Stats
+
+from benchmarks.intervals import between
+from benchmarks.machine import save
 
 MODEL = "tiny-blip2-flant5"
 LAYERS = (3, 6)
@@ -94,7 +95,7 @@ class Measured:
     """What every policy did with the drafts of a bundle whose decoder has `depth` layers."""
 
     rows: list[dict[str, Any]]
-    observed: list[Observed]
+    observed: list[AcceptanceCounts]
     """Of the chains that lengths and layers are chosen by."""
     tables: Mapping[str, CostTable]
     depth: int
@@ -115,7 +116,7 @@ def measured(
                 stats = Stats.total(session.generate(**request, **asked).stats for request in requests)
                 found.rows.append(row(draft, policy, stats, tables))
                 if how.get("draft_length") == CHAIN:
-                    found.observed.append(Observed.of(draft, Budget.chain(CHAIN), stats))
+                    found.observed.append(AcceptanceCounts.of(draft, Budget.chain(CHAIN), stats))
     return found
 
 
@@ -168,7 +169,7 @@ def row(draft: str, policy: str, stats: Stats, tables: Mapping[str, CostTable]) 
 
 
 def chosen(
-    table: CostTable, observed: list[Observed], layers: Mapping[str, int], count: int
+    table: CostTable, observed: list[AcceptanceCounts], layers: Mapping[str, int], count: int
 ) -> dict[str, Any]:
     """The draft by FastVLM's reward for several λ, in a decoder of `count` layers, and by predicted speed-up, each with the chain that is fastest then."""
     found: dict[str, Any] = {"by_reward": {}}

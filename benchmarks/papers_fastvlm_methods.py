@@ -1,7 +1,7 @@
 """FastVLM's comparison of methods on frozen targets: early exit, Draft & Verify and imitation drafts, by quality and speed.
 
-    python benchmarks/papers_fastvlm_methods.py --folder runs/methods
-    python benchmarks/papers_fastvlm_methods.py --folder runs/methods --time     # on an idle machine
+    python -m benchmarks.papers_fastvlm_methods --folder runs/methods
+    python -m benchmarks.papers_fastvlm_methods --folder runs/methods --time     # on an idle machine
 
 For each bundled model one bundle with every draft. Captions of held-out scenes (and answers to questions, where the model
 answers any, and stories of films, where it reads some) are decoded plainly and with every draft by the runtime, verified: how many texts differ is counted. The chain
@@ -26,29 +26,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from captioning_times import decode_rate, interleaved, ratios
-from machine import processor, save
 from torch import nn
 from vlmexport.calibration.data import load_records
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
+from vlmexport.calibration.data.scenes import answer_value, ask, score_told, tell
+from vlmexport.calibration.data.scenes.film import sample_film
+from vlmexport.calibration.data.scenes.film_story import score_story, tell_film, total_story
+from vlmexport.calibration.data.scenes.scene import HELDOUT, sample_scene
+from vlmexport.calibration.data.scenes.score import total_accuracy
 from vlmexport.calibration.evaluation.quality.captions import score
 from vlmexport.calibration.evaluation.quality.told import Told
-from vlmexport.calibration.search.weights import Weights
+from vlmexport.calibration.targets.layer_weights import Weights
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
-from vlmexport.calibration.workshop.recipes.models import captioner_of
-from vlmexport.calibration.workshop.scenes import answer_value, ask, score_told, tell
-from vlmexport.calibration.workshop.scenes.film import sample_film
-from vlmexport.calibration.workshop.scenes.film_story import score_story, tell_film, total_story
-from vlmexport.calibration.workshop.scenes.scene import HELDOUT, sample_scene
-from vlmexport.calibration.workshop.scenes.score import total_accuracy
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import shipped_drafts
-from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.exporter.families.skipping import Sublayers
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+from vlmexport.exporter.families.common.layer_skip import Sublayers
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import Session
-from vlmexport.runtime.result import Result
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.session.result import Result
+from vlmexport.runtime.speedup.stats import Stats
+
+from benchmarks.captioning_times import decode_rate, interleaved, ratios
+from benchmarks.machine import processor, save
+from recipes.common.captioner import LONGEST
+from recipes.models import captioner_of
 
 MODELS = ("tiny-blip2-flant5", "tiny-vit-gpt2", "tiny-qwen2.5-vl")
 PUBLISHED = {"captions": 8, "answers": 5, "stories": 8}
@@ -166,7 +167,7 @@ def ready(target: Target, bundle: Path) -> list[Method]:
         build_bundle(
             BuildRequest(
                 model=target.name, output=bundle, drafts=[*folders, "draft-and-verify"],
-                skip_attention=skip.attention, skip_mlp=skip.mlp,
+                skip_attention=[*skip.attention], skip_mlp=[*skip.mlp],
             )
         )  # fmt: skip
     weights = Weights.of(target)

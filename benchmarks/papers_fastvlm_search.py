@@ -1,10 +1,10 @@
 """FastVLM's appendix B on tiny-blip2-flant5: which shape of imitation network, by agreement with the target and FLOPs.
 
-    python benchmarks/papers_fastvlm_search.py --work runs/drafts
+    python -m benchmarks.papers_fastvlm_search --work runs/drafts
 
 What `vlmexport train --search` does, once a seed, on the answers that the recipe of the shipped drafts lets the target give
-(calibration/workshop/recipes/tiny_drafts.py, whose folder --work may be). As many trials as there are shapes: every seed tries
-all of them. The front is that of the mean agreements; its shapes, that which docs/papers.md compares elsewhere and the default of `train` are then
+(recipes/tiny_drafts.py, whose folder --work may be). As many trials as there are shapes: every seed tries
+all of them. The front is that of the mean agreements; its shapes, that which docs/results/papers/fastvlm.md compares elsewhere and the default of `train` are then
 trained with --full-steps of 64 records at each of --rates, and measured on held-out answers in chains of 5. Counts only, no
 clock. Writes
 results/papers-fastvlm-search-tiny-blip2-flant5.json.
@@ -17,18 +17,19 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from imitation_work import prepared, work_parser
-from intervals import between
-from machine import save
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.training.imitation_search import Trial, front, search_shapes, shapes
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL
-from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
+
+from benchmarks.imitation_work import prepared, work_parser
+from benchmarks.intervals import between
+from benchmarks.machine import save
+from recipes.tiny_drafts import MODEL
+from recipes.workshop import SHAPE, Workshop
 
 FIXED = {"attention_heads": 0}
-"""The table in docs/papers.md is of the shapes without attention; it has one of its own."""
-LOSSES = ImitationOptions.presets["our"]
+"""The table in docs/results/papers/fastvlm.md is of the shapes without attention; it has one of its own."""
+LOSSES: dict[str, Any] = dict(ImitationOptions.presets["our"])
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """How far a seed moves FastVLM's comparison of methods: imitation networks trained alike with several seeds.
 
-    python benchmarks/papers_fastvlm_seeds.py --work runs/drafts --folder runs/seeds
+    python -m benchmarks.papers_fastvlm_seeds --work runs/drafts --folder runs/seeds
 
 The networks at L/4 and L/2 of `papers_fastvlm_methods.py`, whose drafts ship and have one seed, are trained here with three, with
 a residual connection (`workshop.COMPARED`), fewer texts and steps; each seed's go into a bundle of their own and are measured as that
@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from intervals import between
-from machine import save
-from papers_fastvlm_methods import PUBLISHED, Row, imitation, measured
-from vlmexport.calibration.search.weights import Weights
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.tiny_drafts import prepare
-from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Workshop
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
+from vlmexport.calibration.targets.layer_weights import Weights
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+
+from benchmarks.intervals import between
+from benchmarks.machine import save
+from benchmarks.papers_fastvlm_methods import PUBLISHED, Row, imitation, measured
+from recipes.tiny_drafts import prepare
+from recipes.workshop import COMPARED, Workshop
 
 MODELS = ("tiny-blip2-flant5", "tiny-qwen2.5-vl")
 TASKS = ("captions", "answers")

@@ -1,7 +1,7 @@
 """What FastVLM's stages that change the target do: a backbone that learns the references first (section 5.1), and epochs in which
 it learns with the network before it stays as it is (appendix C).
 
-    python benchmarks/papers_fastvlm_stages.py --folder runs/stages
+    python -m benchmarks.papers_fastvlm_stages --folder runs/stages
 
 Trains imitation networks for tiny-vit-gpt2 on reference captions, three seeds of each kind, for as many steps of the network;
 then decodes held-out scenes plainly and with the draft, on a bundle of the draft's own target. Counts only, no clock. What is in the
@@ -11,7 +11,6 @@ folder is kept, so the same command continues a killed one. Writes results/paper
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 from collections import Counter
@@ -21,19 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from captioning_quality import WORTH, captions, decoded, worth, worth_cells
-from captioning_runs import TARGET
-from machine import save
 from vlmexport.calibration.data import load_records
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
-from vlmexport.calibration.workshop.recipes.workshop import COMPARED, DRAFT_LENGTH
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.files import MODEL
+from vlmexport.exporter.drafts.common.files import MODEL
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+
+from benchmarks.captioning_quality import WORTH, captions, decoded, worth, worth_cells
+from benchmarks.captioning_runs import TARGET
+from benchmarks.machine import save
+from recipes.tiny_drafts import TOLD
+from recipes.workshop import COMPARED, DRAFT_LENGTH
 
 NAME = "papers-fastvlm-stages"
 STAGES = {"frozen": (False, False), "fine-tuned": (True, False), "joint": (False, True), "both": (True, True)}
@@ -81,8 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found = []
-    for seed, stage in itertools.product(range(options.seeds), options.stages):
-        run = Run(stage, seed)
+    for run in [Run(stage, seed) for seed in range(options.seeds) for stage in options.stages]:
         kept = options.folder / "quality" / f"{run.name}.json"
         if not kept.exists():
             train(run, options)

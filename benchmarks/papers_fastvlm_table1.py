@@ -1,16 +1,16 @@
 """FastVLM's ablation (table 1) and acceptance by position (figure 6) on tiny-blip2-flant5 or SmolLM2-135M.
 
-    python -m vlmexport.calibration.workshop.recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
-    python benchmarks/papers_fastvlm_table1.py --work runs/drafts
+    python -m recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
+    python -m benchmarks.papers_fastvlm_table1 --work runs/drafts
 
-    python -m vlmexport.calibration.workshop.recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
-    python benchmarks/papers_fastvlm_table1.py --smollm2 runs/smollm2 --work runs/smollm2-draft --seeds 1 --steps 250
+    python -m recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
+    python -m benchmarks.papers_fastvlm_table1 --smollm2 runs/smollm2 --work runs/smollm2-draft --seeds 1 --steps 250
 
 Every row is trained on the same cached rows of the target's own answers, and measured as greedy acceptance on
 held-out scenes or topics. Writes results/papers-fastvlm-table1-MODEL.json and docs/images/alpha-by-position-MODEL.png. With
 --shape default and a --name of their own, networks as `vlmexport train` makes them. The fusions of the last residuals are rows of their own:
 
-    python benchmarks/papers_fastvlm_table1.py --work runs/drafts --name fusions --layers 3 --rows "Our (CE)" "Our+CS" \\
+    python -m benchmarks.papers_fastvlm_table1 --work runs/drafts --name fusions --layers 3 --rows "Our (CE)" "Our+CS" \\
       "Our+CS, concat" "Our+CS, concat by the cosine" "Our+CS, attention" "Our+CS, attention by the cosine"
 """
 
@@ -22,15 +22,16 @@ import time
 from pathlib import Path
 
 import torch
-from machine import save
 from torch import nn
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.plot import plot_by_position
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
-from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
+
+from benchmarks.machine import save
+from recipes.smollm2_draft import reopen
+from recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
+from recipes.workshop import SHAPE, Workshop
 
 PRESETS = ImitationOptions.presets
 ROWS: dict[str, dict[str, object]] = {
@@ -75,7 +76,7 @@ def main() -> None:
         "--shape",
         choices=("compared", "default"),
         default="compared",
-        help="of the network, and its learning rate: those of docs/papers.md's tables, or the defaults of vlmexport train",
+        help="of the network, and its learning rate: those of docs/results/papers/fastvlm.md's tables, or the defaults of vlmexport train",
     )
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="default: all that were prepared")
     parser.add_argument("--steps", type=int, default=300)

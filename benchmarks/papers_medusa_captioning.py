@@ -1,8 +1,8 @@
 """Medusa heads for a ViT-GPT2 captioner: 2 and 4 heads, the target frozen (Medusa-1) or learning with them (Medusa-2).
 
-    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --kinds medusa-1 medusa-2 --sweep
-    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --kinds medusa-1 medusa-2
-    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --kinds medusa-1 medusa-2 --time
+    python -m benchmarks.papers_medusa_captioning --folder runs/captioning --kinds medusa-1 medusa-2 --sweep
+    python -m benchmarks.papers_medusa_captioning --folder runs/captioning --kinds medusa-1 medusa-2
+    python -m benchmarks.papers_medusa_captioning --folder runs/captioning --kinds medusa-1 medusa-2 --time
 
 The first command trains four heads of one seed at several learning rates and measures them on validation scenes; from its
 results/papers-medusa-captioning-rates.json those of `captioning_runs.KINDS` were chosen. The second one trains heads for
@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from captioning_bounds import GPT2, TINY
-from captioning_quality import WORTH, of_rates, quality, worth, worth_cells
-from captioning_runs import KINDS, SWEPT, TARGET, Run, all_runs, answers, bundle, train
-from captioning_times import times
-from machine import save
 from vlmexport.calibration.data import RecordSet
-from vlmexport.runtime.errors import DivergedError
+from vlmexport.runtime.common.errors import DivergedError
+
+from benchmarks.captioning_bounds import GPT2, TINY
+from benchmarks.captioning_quality import WORTH, of_rates, quality, worth, worth_cells
+from benchmarks.captioning_runs import KINDS, SWEPT, TARGET, Run, all_runs, answers, bundle, train
+from benchmarks.captioning_times import times
+from benchmarks.machine import save
 
 NAME = "papers-medusa-captioning"
 HEADS = (2, 4)

@@ -1,8 +1,8 @@
 """ViSpec's comparison on a small model that reads pictures: Medusa, EAGLE-2 and ViSpec, and what each part of ViSpec adds.
 
-    python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec
-    python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec --arms medusa eagle vispec --seeds 1
-    python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec-1e-3 --rate 1e-3
+    python -m benchmarks.papers_vispec --model MODEL --folder runs/vispec
+    python -m benchmarks.papers_vispec --model MODEL --folder runs/vispec --arms medusa eagle vispec --seeds 1
+    python -m benchmarks.papers_vispec --model MODEL --folder runs/vispec-1e-3 --rate 1e-3
 
 MODEL is a model of tabletop scenes whose decoder reads pictures among its rows (tiny-qwen2.5-vl, or a recipe's `model`
 folder). All arms learn from the target's own answers to the same scenes, for the same number of steps (ViSpec: half of
@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import save
-from vispec_runs import ARMS, LONGEST, Run, all_runs, answers, bundle, train
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.runtime import Session
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speedup.stats import Stats
+
+from benchmarks.machine import save
+from benchmarks.vispec_runs import ARMS, LONGEST, Run, all_runs, answers, bundle, train
 
 DEPTH, NODES = 4, 15
 """Of chains and trees: the authors' trees are four deep as well, of 30 nodes on models a thousand times as large."""
@@ -195,7 +196,7 @@ def order(found: Sequence[Mapping[str, Any]], key: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """For docs/papers.md."""
+    """For docs/results/papers/vispec.md."""
     keys = list(rows[0]["tau"])
     lines = [
         "| draft | parameters | " + " | ".join(f"tau, {key}" for key in keys) + " | texts that differ |",

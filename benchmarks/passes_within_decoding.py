@@ -1,7 +1,7 @@
 """What a pass takes within decoding and what it takes when it is repeated: why decoding falls short of a bound made of timed
 passes.
 
-    python benchmarks/passes_within_decoding.py tiny-vit-gpt2 --draft medusa --data scenes-captions:heldout
+    python -m benchmarks.passes_within_decoding tiny-vit-gpt2 --draft medusa --data scenes-captions:heldout
 
 Requests are decoded plainly and with the draft's longest chain in turn, every graph's run timed; right after each request its
 last pass of the layers is repeated. On the CPU engine. Writes results/passes-within-decoding-NAME.json.
@@ -19,12 +19,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from machine import save
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.runtime import Session
 from vlmexport.runtime.engines.base import Call
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speedup.stats import Stats
+
+from benchmarks.machine import save
 
 REPEATS = 40
 

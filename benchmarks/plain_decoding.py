@@ -3,10 +3,10 @@
 One process per engine; per prompt and round the engines run one after the other in random order on the same token
 ids, 128 new tokens, no EOS. Also checks that our tokens equal those of ``transformers.generate``.
 
-    python benchmarks/smollm2.py runs/smollm2
+    python -m benchmarks.smollm2 runs/smollm2
     vlmexport build --model runs/smollm2 --draft-layer 10 -o runs/smollm2-bundle
     python -m onnxruntime_genai.models.builder -i runs/smollm2 -o runs/smollm2-genai -p fp32 -e cpu
-    python benchmarks/plain_decoding.py runs/smollm2 runs/smollm2-bundle --genai runs/smollm2-genai
+    python -m benchmarks.plain_decoding runs/smollm2 runs/smollm2-bundle --genai runs/smollm2-genai
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
-from machine import save
+from benchmarks.machine import save
+from tests.support.programs import program
 
 THREADS = 2
 TOPICS = [
@@ -71,7 +73,7 @@ def serve(engine: str, path: str, new_tokens: int) -> None:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(THREADS)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         model.generation_config.eos_token_id = None
 
         class Clock:
@@ -132,7 +134,7 @@ class Worker:
     """One engine in a process of its own."""
 
     def __init__(self, engine: str, path: str, new_tokens: int) -> None:
-        command = [sys.executable, __file__, "--serve", engine, path, str(new_tokens)]
+        command = program("benchmarks.plain_decoding", "--serve", engine, path, new_tokens)
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.receive() == "ready"
 
@@ -154,7 +156,9 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "--serve":
         serve(sys.argv[2], sys.argv[3], int(sys.argv[4]))
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("bundle")
     parser.add_argument("--genai", help="folder written by onnxruntime_genai.models.builder")

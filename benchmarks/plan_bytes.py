@@ -1,4 +1,4 @@
-"""What TensorRT-RTX plans take beside their weights: `python benchmarks/plan_bytes.py` (a minute; no GPU, nothing is executed).
+"""What TensorRT-RTX plans take beside their weights: `python -m benchmarks.plan_bytes` (a minute; no GPU, nothing is executed).
 
 Decoder layers of a Llama (hidden 1,024, feed-forward 4,096, 16 heads of 64 over 4, float16: 30.4 MB each) with random weights, in
 segments of 2 and 4 layers, built for each profile alone, for all of them, and for all with prefill fixed at one sequence,
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import save
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt.builder import build_plan
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions
 from vlmexport.exporter.tensorrt.options import PlanOptions, resolve
@@ -25,14 +24,18 @@ from vlmexport.exporter.tensorrt.profiles import Profile, Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import reads_prompts
 
+from benchmarks.machine import save
+
 LAYERS = (2, 4)
 BACKEND = "tensorrt-rtx"
-WORDS = Path(__file__).parent.parent / "exporter" / "bundled" / "tiny-qwen2.5-vl"
+WORDS = Path(__file__).parent.parent / "models" / "vlmexport_tiny_models" / "tiny-qwen2.5-vl"
 """Of any tokenizer."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="sm86")
     parser.add_argument("--no-save", action="store_true", help="print only")
     options = parser.parse_args()

@@ -1,9 +1,9 @@
 """Prompt lookup on a text model: prompts that make it copy, open chat, and both as one workload, against plain decoding.
 
-    python benchmarks/smollm2.py runs/smollm2
+    python -m benchmarks.smollm2 runs/smollm2
     vlmexport build --model runs/smollm2 -o runs/smollm2-bundle
     vlmexport bench runs/smollm2-bundle --draft prompt-lookup --prompt "What is tea?" --save
-    python benchmarks/prompt_lookup.py runs/smollm2-bundle
+    python -m benchmarks.prompt_lookup runs/smollm2-bundle
 
 One session serves everything, as a robot's would; the controller learns across requests. Every request is decoded
 plainly and speculatively in turn, in an order that changes; rates are decoded tokens per second. `virtual` is the same
@@ -19,8 +19,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from intervals import with_interval
-from machine import save
+from benchmarks.intervals import with_interval
+from benchmarks.machine import save
 
 DRAFT = "prompt-lookup"
 
@@ -50,7 +50,7 @@ def copying() -> list[str]:
 
 def chat(count: int) -> list[str]:
     """Open questions, spread over the kinds of held-out prompts."""
-    from vlmexport.calibration.workshop.recipes.smollm2_prompts import chat_prompts
+    from recipes.smollm2_prompts import chat_prompts
 
     heldout = chat_prompts()[1]
     return heldout[:: len(heldout) // count][:count]
@@ -65,10 +65,10 @@ def main() -> None:
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json")
     options = parser.parse_args()
     from vlmexport.runtime import Session
-    from vlmexport.runtime.measure.machine import processor
+    from vlmexport.runtime.bundle.stored_costs import pick_costs
+    from vlmexport.runtime.hardware.machine import processor
     from vlmexport.runtime.measure.virtual_clock import decoding
-    from vlmexport.runtime.speculate.controller import UNTRAINED_FLOOR
-    from vlmexport.runtime.speculate.stored_costs import pick_costs
+    from vlmexport.runtime.policy.adaptive import UNTRAINED_FLOOR
 
     classes = {"copying": copying(), "open chat": chat(options.chat)}
     asked = [(kind, prompt) for kind, prompts in classes.items() for prompt in prompts]

@@ -1,10 +1,10 @@
 """What `vlmexport fit ALIAS` knows of published models: their sizes, traced from configurations alone.
 
-    python benchmarks/published_shapes.py [ALIAS …]
+    python -m benchmarks.published_shapes [ALIAS …]
 
 Each model is a checkpoint of the published configuration whose weights are a hole in a file (nothing is on the disk, none
 is read), with a small tokenizer of the same kind. What a build would write into the manifest of its graphs goes to
-`exporter/bundled/shapes/ALIAS.json`. Facts of the configurations: `config.json` in each model's folder on the hub
+`exporter/published_shapes/ALIAS.json`. Facts of the configurations: `config.json` in each model's folder on the hub
 (`Alias.hub_id`), as it is quoted in the places that `SOURCES` names; `TOTALS` are the numbers of parameters that are
 published for the checkpoints, and the trace must come to them.
 """
@@ -15,13 +15,12 @@ import argparse
 import json
 import math
 import struct
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SHAPES = ROOT / "exporter/bundled/shapes"
+SHAPES = ROOT / "exporter/published_shapes"
 
 SHARD = 4_000_000_000
 """Bytes of a file at most: a larger one may not be mapped on a small machine."""
@@ -156,8 +155,7 @@ def make(case: dict[str, Any], folder: Path) -> int:
     import torch
     from safetensors.torch import load_file
 
-    sys.path.insert(0, str(ROOT / "tests"))
-    import tiny_models
+    from tests.support import tiny_models
 
     tiny, tokenizer = tiny_models.BUILDERS[case["tiny"]](**case.get("options", {}))
     config: Any = tiny.config
@@ -217,11 +215,11 @@ def write_hole(shapes: dict[str, list[int]], path: Path) -> None:
 
 
 def traced(alias: str) -> dict[str, Any]:
-    """What `exporter/shapes.py` reads."""
-    from vlmexport.exporter.aliases import find_alias
-    from vlmexport.exporter.build.export import export
-    from vlmexport.exporter.build.prepare import prepare
-    from vlmexport.exporter.build.request import BuildRequest
+    """What `exporter/common/published_shapes.py` reads."""
+    from vlmexport.exporter.common.aliases import find_alias
+    from vlmexport.exporter.pipeline.export import export
+    from vlmexport.exporter.pipeline.prepare import prepare
+    from vlmexport.exporter.pipeline.request import BuildRequest
 
     found = find_alias(alias)
     assert found is not None
@@ -249,7 +247,7 @@ def traced(alias: str) -> dict[str, Any]:
         "model": f"https://huggingface.co/{found.hub_id}",
         "parameters": parameters,
         "max_positions": prepared.family.max_positions,
-        "needed_rows": prepared.family.needed_rows,
+        "needed_rows": prepared.family.needed_embeds,
         "manifest": manifest,
     }
 

@@ -1,7 +1,7 @@
 """How much of a decoding cycle is Python: 1 − time inside the engine / time of a cycle, and what the rest does.
 
     vlmexport build --model tiny-blip2-flant5 --draft-layer 3 -o runs/tiny
-    python benchmarks/python_share.py runs/tiny
+    python -m benchmarks.python_share runs/tiny
 
 The engine's time is the sum over the calls of ONNX Runtime's C++ session; everything else is Python's, ONNX Runtime's
 own Python package and what happens between two cycles (text, limits) included. A cycle lasts from its beginning to the
@@ -18,15 +18,15 @@ import json
 import resource
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
 from typing import Any
 
-from intervals import shown, with_interval
-from machine import describe, save
+from benchmarks.intervals import shown, with_interval
+from benchmarks.machine import describe, save
 
 ENGINE, BETWEEN = "engine", "between cycles: text, limits"
 ROOT = "bookkeeping"
@@ -41,11 +41,14 @@ class Meter:
 
     def __init__(self) -> None:
         self.inside = self.around = 0.0
-        self.cycles: list[tuple[Counter[str], Counter[tuple[str, str]]]] = []
+        self.cycles: list[tuple[defaultdict[str, float], Counter[tuple[str, str]]]] = []
         """Per cycle: seconds by part, and how often a part was entered from another."""
         self.interrupted = 0
         """Cycles that are left out: another program took the core."""
-        self._open = False
+        self._open, self._part = False, BETWEEN
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._entries: Counter[tuple[str, str]] = Counter()
+        self._switches, self._since = 0, 0.0
         self.inside, self.around = self._overhead()
 
     def begin(self) -> None:
@@ -63,7 +66,8 @@ class Meter:
                 self.cycles.append((self._seconds, self._entries))
             elif self._open:
                 self.interrupted += 1
-            self._seconds, self._entries, self._switches, self._open = Counter(), Counter(), switches, True
+            self._seconds, self._entries = defaultdict(float), Counter()
+            self._switches, self._open = switches, True
             self._since = perf_counter()
             return timed(*args)
 
@@ -93,7 +97,7 @@ class Meter:
         """Microseconds by part, cycle by cycle, without what measuring took."""
         found = []
         for seconds, entries in self.cycles:
-            left = Counter(seconds)
+            left = defaultdict(float, seconds)
             for (before, part), count in entries.items():
                 left[part] -= count * self.inside
                 left[before] -= count * self.around
@@ -132,21 +136,21 @@ class Meter:
 
 def places() -> list[tuple[Any, str, str]]:
     """What is wrapped to measure parts: owner, name and part."""
-    from vlmexport.runtime.decode.passes import Decoder
-    from vlmexport.runtime.decode.target_rows import TargetRows
+    from vlmexport.runtime.decoder.forward_pass import Decoder
+    from vlmexport.runtime.decoder.logits import TargetLogits
+    from vlmexport.runtime.drafts.imitation.self_draft import SelfDraft
     from vlmexport.runtime.engines.onnxruntime import _BoundCall
-    from vlmexport.runtime.proposers.self_draft import SelfDraft
-    from vlmexport.runtime.speculate import cycle
-    from vlmexport.runtime.speculate.sequence import Sequence
+    from vlmexport.runtime.speculative import cycle
+    from vlmexport.runtime.speculative.sequence import Sequence
     from vlmexport.runtime.text.incremental import IncrementalDetokenizer
 
     return [
         (cycle.Cycle, "_propose", "proposing"),
         (cycle, "draft_on_trunk", "proposing"),
-        (SelfDraft, "rows", "proposing"),
+        (SelfDraft, "step_logits", "proposing"),
         *((Decoder, name, "passes and their lookup") for name in ("begin_cycle", "trunk", "tail", "full", "head_of")),
-        (TargetRows, "run", "passes and their lookup"),
-        (Decoder, "_place", "masks, positions, write indices"),
+        (TargetLogits, "run", "passes and their lookup"),
+        (Decoder, "_write_positions", "masks, positions, write indices"),
         (Decoder, "_embed_tokens", "embedding"),
         (Sequence, "choose", "choosing drafts"),
         (Sequence, "judge", "accepting"),
@@ -178,7 +182,7 @@ class Bench:
     @contextmanager
     def measured(self, meter: Meter, level: str) -> Iterator[None]:
         """Requests inside are measured by `meter`."""
-        from vlmexport.runtime.speculate.cycle import Cycle
+        from vlmexport.runtime.speculative.cycle import Cycle
 
         changes: list[tuple[Any, str, Any]] = [(Cycle, "run", meter.root(Cycle.run))]
         if level != "cycles":
@@ -198,9 +202,9 @@ class Bench:
 
     def instructions(self, options: dict[str, Any]) -> float:
         """Bytecode instructions per cycle: the same on a busy machine, for one version of Python."""
-        from vlmexport.runtime.running import Running
+        from vlmexport.runtime.session.active_request import ActiveRequest
 
-        count, start = 0, Running.start
+        count, start = 0, ActiveRequest.start
 
         def trace(frame: FrameType, event: str, _: object) -> Any:
             nonlocal count
@@ -212,12 +216,12 @@ class Bench:
             sys.settrace(trace)
             return start(running)
 
-        Running.start = started  # type: ignore[method-assign]
+        ActiveRequest.start = started  # type: ignore[method-assign]
         try:
             cycles = self.request_once(options)
         finally:
             sys.settrace(None)
-            Running.start = start  # type: ignore[method-assign]
+            ActiveRequest.start = start  # type: ignore[method-assign]
         return count / cycles
 
     def run(self, options: dict[str, Any], rounds: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """An EAGLE layer of random numbers for a model: for figures that do not depend on what a layer drafts.
 
-python benchmarks/random_eagle.py MODEL FOLDER [--head-vocabulary N]
+python -m benchmarks.random_eagle MODEL FOLDER [--head-vocabulary N]
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.eagle import EagleDraft
-from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.families.registry import family_for
 
 
@@ -40,7 +40,9 @@ def random_eagle(model: str, folder: Path, tokens: int | None = None) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="an alias, a folder or a hub id")
     parser.add_argument("folder", type=Path, help="where `build --draft` will find it")
     parser.add_argument("--head-vocabulary", type=int, help="tokens to choose from; default: the model's")

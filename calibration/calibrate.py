@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..runtime.bundle.combination import FIRST, SIGN
+from ..runtime.bundle.combined_drafts import FIRST, SIGN
 from ..runtime.commands import options
-from ..runtime.measure.calibration import MINUTES
-from ..runtime.speculate.choice import LEAST
-from . import forms
-from .processes import run_alone
+from ..runtime.speedup.predict import MIN_SPEEDUP
+from ..runtime.tuning.survey import MINUTES
+from .common import help_texts
+from .common.processes import run_alone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,11 +30,11 @@ def calibrate(
     bundle: options.Bundle,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", help=f"Requests as they will come: {forms.DATA}. Repeatable. Default: what was observed before."),
+        typer.Option("--data", help=f"Requests as they will come: {help_texts.DATA}. Repeatable. Default: what was observed before."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Use the first so many.")] = LIMIT,
-    prompt: Annotated[str, typer.Option("--prompt", help=forms.PROMPT)] = "",
-    inside: Annotated[Path | None, typer.Option("--inside", metavar="FOLDER", help=forms.INSIDE)] = None,
+    prompt: Annotated[str, typer.Option("--prompt", help=help_texts.PROMPT)] = "",
+    inside: Annotated[Path | None, typer.Option("--inside", metavar="FOLDER", help=help_texts.INSIDE)] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Stop after this many tokens.")] = 96,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Decode a short request so often in a row; the last time counts.")
@@ -46,7 +46,7 @@ def calibrate(
     ] = MINUTES,
     least: Annotated[
         float, typer.Option("--least", min=0.0, help="Speculate from this predicted speed-up on.")
-    ] = LEAST,
+    ] = MIN_SPEEDUP,
     by: Annotated[
         str, typer.Option("--by", help="speedup, or reward: FastVLM's C - weight x layer, with acceptance for C.")
     ] = "speedup",
@@ -73,11 +73,11 @@ def calibrate(
     from ..runtime.bundle.folder import Bundle, check_writable, store_costs
     from ..runtime.commands.output import console, print_json
     from ..runtime.commands.progress import showing
-    from ..runtime.errors import OptionError
-    from ..runtime.measure.calibration import calibrate as measure
-    from ..runtime.measure.calibration import check_calibration
-    from ..runtime.measure.calibration import merge as merged
-    from ..runtime.session import Session
+    from ..runtime.common.errors import OptionError
+    from ..runtime.session.session import Session
+    from ..runtime.tuning.survey import calibrate as measure
+    from ..runtime.tuning.survey import check_calibration
+    from ..runtime.tuning.survey import merge as merged
 
     run_alone("vlmexport calibrate")
     opened = Bundle.open(bundle)
@@ -116,7 +116,7 @@ def calibrate(
 def show(report: dict[str, Any], out: Console) -> None:
     """Print the report for people."""
     from ..runtime.commands.table import Table
-    from ..runtime.measure.machine import BUSY, busy
+    from ..runtime.hardware.machine import BUSY, busy
 
     out.print(
         f"{report['model']}: {report['plain_tokens_per_second']:.1f} tokens/s plain; predicted here for greedy decoding, by "
@@ -204,9 +204,9 @@ def read_requests(
         return [
             {"image": made.image, "prompt": made.prompt} for made in make_requests(manifest, [], [], False)
         ]
-    from ..runtime.errors import OptionError
+    from ..runtime.common.errors import OptionError
     from .data import load_records
-    from .data.layout import asked
+    from .data.layout import prompt_of
 
     records = load_records(data, False, prompt, limit, inside)
     if not len(records):
@@ -214,7 +214,7 @@ def read_requests(
     requests: list[dict[str, Any]] = []
     for record in records:
         image = None if record.image is None else record.image.load()
-        words = asked(record, image, bool(manifest.text.chat_template), manifest.image is not None)
+        words = prompt_of(record, image, bool(manifest.text.chat_template), manifest.image is not None)
         requests.append({"image": image, "prompt": words or None})
     return requests
 
@@ -222,7 +222,7 @@ def read_requests(
 def _document(path: Path) -> dict[str, Any]:
     """A report of another device, or the manifest of a bundle. Raises `OptionError`."""
     from ..runtime.bundle.folder import MANIFEST, read_manifest
-    from ..runtime.errors import BundleError, OptionError
+    from ..runtime.common.errors import BundleError, OptionError
 
     if not path.exists():
         raise OptionError(

@@ -12,33 +12,33 @@ from typing import Annotated, Any
 
 import typer
 
-from ..exporter.memory import use_large_pages
+from ..exporter.common.memory import use_large_pages
 from ..runtime.commands.output import print_json
 from ..runtime.commands.plot import check_plot
-from ..runtime.errors import OptionError
-from ..runtime.extras import need_extra
-from ..runtime.files import check_folder
-from . import forms
+from ..runtime.common.atomic_files import check_folder
+from ..runtime.common.errors import OptionError
+from ..runtime.common.optional_deps import need_extra
 from .calibrate import calibrate
-from .early import check_inputs
-from .processes import described, join_processes, launched_processes, run_alone, said_once
+from .common import help_texts
+from .common.processes import described, join_processes, launched_processes, run_alone, said_once
+from .early_checks import check_inputs
+from .objectives import KINDS
 from .search import KINDS as SEARCHED
 from .training.flags import read_flags, with_option_flags
-from .training.objectives import KINDS
 
 log = logging.getLogger(__name__)
 
 Model = Annotated[str, typer.Option("--model", help="Alias, folder or hub id of the target.")]
-Data = Annotated[list[str], typer.Option("--data", help=f"{forms.DATA}. Repeatable.")]
+Data = Annotated[list[str], typer.Option("--data", help=f"{help_texts.DATA}. Repeatable.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the result.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Fail at the first bad record in place of skipping it.")
 ]
-Prompt = Annotated[str, typer.Option("--prompt", help=forms.PROMPT)]
+Prompt = Annotated[str, typer.Option("--prompt", help=help_texts.PROMPT)]
 Limit = Annotated[
     int | None, typer.Option("--limit", help="Use the first so many records, also of --validation.")
 ]
-Inside = Annotated[Path | None, typer.Option("--inside", metavar="FOLDER", help=forms.INSIDE)]
+Inside = Annotated[Path | None, typer.Option("--inside", metavar="FOLDER", help=help_texts.INSIDE)]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="CPU threads (default: every core, or torch's choice).")
 ]
@@ -106,7 +106,7 @@ def train(
     launched_processes()  # refused before anything is loaded
     check_inputs(model, [*data, *(validation or [])], inside)
     _quiet()
-    from ..exporter.drafts.files import MODEL
+    from ..exporter.drafts.common.files import MODEL
     from .data import load_records
     from .targets.target import find_device, load_target
     from .training.run import train_draft
@@ -383,7 +383,7 @@ def evaluate(
     if answers is not None:
         check_folder("--answers", answers)
     from ..exporter.cli.progress import tell_loading
-    from .early import check_evaluation
+    from .early_checks import check_evaluation
 
     check_evaluation(model, data, draft or [], task, bundle, inside)
     tell_loading()

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..exporter.drafts.base import Draft
-from ..exporter.drafts.files import MODEL, read_document
-from .data.records import RecordSet
+from ..exporter.drafts.common.base import Draft
+from ..exporter.drafts.common.files import MODEL, read_document
+from .data.reading.records import RecordSet
 from .generation.answers import Answers
 from .generation.generate import Generated
 from .targets.target import Target

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime.common.errors import VlmexportError
 
 USAGE = "usage: python examples/ros2_node.py --ros-args -p bundle:=/path/to/bundle"
 

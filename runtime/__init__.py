@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .bundle.folder import Bundle as Bundle
     from .bundle.manifest import Manifest as Manifest
-    from .errors import BundleError as BundleError
-    from .errors import BusyError as BusyError
-    from .errors import CapacityError as CapacityError
-    from .errors import DeviceError as DeviceError
-    from .errors import DivergedError as DivergedError
-    from .errors import ExportError as ExportError
-    from .errors import ImageError as ImageError
-    from .errors import InputError as InputError
-    from .errors import LostProcessError as LostProcessError
-    from .errors import NumericsError as NumericsError
-    from .errors import OptionError as OptionError
-    from .errors import PromptError as PromptError
-    from .errors import UnsupportedModelError as UnsupportedModelError
-    from .errors import VlmexportError as VlmexportError
+    from .common.errors import BundleError as BundleError
+    from .common.errors import BusyError as BusyError
+    from .common.errors import CapacityError as CapacityError
+    from .common.errors import DeviceError as DeviceError
+    from .common.errors import DivergedError as DivergedError
+    from .common.errors import ExportError as ExportError
+    from .common.errors import ImageError as ImageError
+    from .common.errors import InputError as InputError
+    from .common.errors import LostProcessError as LostProcessError
+    from .common.errors import NumericsError as NumericsError
+    from .common.errors import OptionError as OptionError
+    from .common.errors import PromptError as PromptError
+    from .common.errors import UnsupportedModelError as UnsupportedModelError
+    from .common.errors import VlmexportError as VlmexportError
     from .images.video import Video as Video
-    from .result import Result as Result
-    from .session import Session as Session
-    from .speculate.controller import Adaptive as Adaptive
-    from .speculate.policy import FixedLength as FixedLength
-    from .speculate.policy import LogisticLength as LogisticLength
-    from .speculate.stats import Stats as Stats
+    from .policy.adaptive import Adaptive as Adaptive
+    from .policy.base import FixedLength as FixedLength
+    from .policy.base import LogisticLength as LogisticLength
+    from .session.result import Result as Result
+    from .session.session import Session as Session
+    from .speedup.stats import Stats as Stats
 
 # ONNX Runtime reads it when it is loaded; without it, it keeps a device id and a database of events under the home
 # folder, and reports. Everything of vlmexport that loads it imports this package first.
@@ -46,12 +46,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _HOMES = {
     "Bundle": "bundle.folder",
     "Manifest": "bundle.manifest",
-    "Adaptive": "speculate.controller",
-    "FixedLength": "speculate.policy",
-    "LogisticLength": "speculate.policy",
-    "Result": "result",
-    "Session": "session",
-    "Stats": "speculate.stats",
+    "Adaptive": "policy.adaptive",
+    "FixedLength": "policy.base",
+    "LogisticLength": "policy.base",
+    "Result": "session.result",
+    "Session": "session.session",
+    "Stats": "speedup.stats",
     "Video": "images.video",
     **dict.fromkeys(
         (
@@ -70,7 +70,7 @@ _HOMES = {
             "UnsupportedModelError",
             "VlmexportError",
         ),
-        "errors",
+        "common.errors",
     ),
 }
 

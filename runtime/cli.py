@@ -21,9 +21,9 @@ import typer
 
 from .commands.suggestions import suggestion
 from .commands.verbosity import Quiet, Verbose, choose, printable, saying, with_verbosity
-from .errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
+from .common.errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
+from .common.paths import path_text
 from .images.quiet import quiet_log
-from .paths import shown
 
 RUNTIME_COMMANDS = {
     "run": ("run", "Caption an image, or answer a question about it."),
@@ -83,7 +83,7 @@ def missing_extra(error: ModuleNotFoundError, command: str | None = None) -> Opt
     module = (error.name or "").partition(".")[0]
     if module == "onnxruntime":
         return OptionError(NO_ONNX_RUNTIME)
-    from .extras import MODULES, install_command
+    from .common.optional_deps import MODULES, install_command
 
     for extra, modules in MODULES.items():
         if module in modules:
@@ -328,7 +328,7 @@ def _fail(error: Exception, command: str | None) -> int:
         reason = f" ({error})" if str(error) else ""
         return _complain(f"not enough memory{reason}; use a smaller model or smaller limits")
     if isinstance(error, OSError) and error.strerror:  # a full disk, a file that may not be written, …
-        return _complain(f"{shown(error.filename) if error.filename else 'the output'}: {error.strerror}")
+        return _complain(f"{path_text(error.filename) if error.filename else 'the output'}: {error.strerror}")
     # Errors of use (unknown option, missing argument) know how to show themselves.
     show = getattr(error, "show", None)
     if show is None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import device_counts
 import pytest
 
+from tests.support import device_counts
+
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 # Before torch is imported: threads that share tiny matrices only wait for each other, on the processors of other workers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,8 +29,9 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
     built are used: empty it after a change of what builds them. A GPU that is paid by the minute need not wait for them.
     """
     pytest.importorskip("torch", reason="building the bundles needs [export]")
-    import tiny_bundles  # torch is imported only by tests that ask
     from filelock import FileLock
+
+    from tests.support import tiny_bundles  # torch is imported only by tests that ask
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .entries import fields, gather, items
-from .lines import checked_text, json_lines
-from .places import picture
-from .records import Problems, Record
-from .turns import pictures_of, turn_records
-from .unread import TURNS, Unread
+from .reading.entries import fields, gather, items
+from .reading.lines import checked_text, json_lines
+from .reading.places import picture
+from .reading.records import Problems, Record
+from .reading.turns import pictures_of, turn_records
+from .reading.unread import TURNS, Unread
 
 PROMPTS = ("prompt", "question")
 IMAGES = ("image", "images")

@@ -6,12 +6,12 @@ from typing import Any
 
 from ...runtime.families.base import image_list
 from ...runtime.images.video import Video
-from .records import Record
+from .reading.records import Record
 
 _NAMES = {"user": "Question", "assistant": "Answer"}
 
 
-def asked(record: Record, image: Any, template: bool, vision: bool) -> str | list[dict[str, Any]]:
+def prompt_of(record: Record, image: Any, template: bool, vision: bool) -> str | list[dict[str, Any]]:
     """The prompt of a model that has a chat `template` or none, and reads pictures (`vision`) or text only; `image` is
     what is given beside it: a picture, a `Video`, a list of them, or None.
 

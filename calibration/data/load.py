@@ -19,19 +19,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...runtime.errors import OptionError
-from ...runtime.foreign import raise_if_foreign
-from ...runtime.paths import shown
-from .. import forms
-from .arguments import read_arguments
+from ...runtime.common.errors import OptionError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.common.paths import path_text
+from ..common import help_texts
 from .formats import names, open_format
 from .formats.images import folder_of_pictures
 from .generated import META, load_generated
 from .jsonl import load_jsonl
-from .places import folder_to_stay_in, is_file
-from .records import Problems, Record, RecordSet
-from .scenes import FORMS as SCENE_FORMS
-from .scenes import TASKS, load_scenes
+from .reading.arguments import read_arguments
+from .reading.places import folder_to_stay_in, is_file
+from .reading.records import Problems, Record, RecordSet
+from .scenes.load import FORMS as SCENE_FORMS
+from .scenes.load import TASKS, load_scenes
 
 QUESTION = "{question}"
 """In a prompt that is given on the command line: where a record's own one goes."""
@@ -62,7 +62,7 @@ def load_records(
     sets = [data] if isinstance(data, str) else list(data)
     check_named(sets)
     if not sets:
-        raise OptionError(f"no --data; give {forms.DATA}")
+        raise OptionError(f"no --data; give {help_texts.DATA}")
     place = folder_to_stay_in(inside)
     joined = sets[0] if len(sets) == 1 else " + ".join(sets)
     found = RecordSet(joined, [])
@@ -94,7 +94,7 @@ def check_named(sets: Sequence[str]) -> None:
             if (folder := folder_of_pictures(Path(data))) is not None:
                 raise OptionError(f"--data {data!r} is given as images:{folder}")
             raise OptionError(
-                f"--data {shown(repr(data))} names no data; give {forms.DATA}. Names: {', '.join(names())}"
+                f"--data {path_text(repr(data))} names no data; give {help_texts.DATA}. Names: {', '.join(names())}"
             )
 
 
@@ -122,7 +122,7 @@ def _load(data: str, strict: bool, prompt: str, limit: int | None, inside: Path 
     except OSError as error:
         raise_if_foreign(error)
         raise OptionError(
-            f"--data {shown(data)}: {shown(error.filename or head)}: {error.strerror}"
+            f"--data {path_text(data)}: {path_text(error.filename or head)}: {error.strerror}"
         ) from error
     if limit is not None:
         records = records[:limit]

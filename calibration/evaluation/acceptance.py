@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...runtime.speculate.stats import Stats
+from ...runtime.speedup.stats import Stats
+from ..features.features import FeatureSource, in_batches
+from ..objectives.losses import agreement, overlap
 from ..targets.target import Rows
-from ..training.features import FeatureSource, in_batches
-from ..training.losses import agreement, overlap
 
 RANKS = 8
 """Proposals of a head that are looked at."""

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from ...runtime.speculate.stats import Stats
+from ...runtime.speedup.stats import Stats
+from ..objectives.losses import overlap
 from ..targets.target import Rows
-from ..training.losses import overlap
 from .acceptance import Counted, chain_cycles
 
 

@@ -2,7 +2,7 @@
 
 Such a draft has a state, but what it holds when a chain begins are the target's own features, whatever was drafted
 before. A chain is only followed as far as it says the text's tokens. So on text that the target wrote greedily one
-teacher-forced pass with the layer unrolled from every place (`training/texts.py`) knows every cycle.
+teacher-forced pass with the layer unrolled from every place (`features/full_sequences.py`) knows every cycle.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...exporter.drafts.eagle_network import EagleNetwork
-from ...exporter.drafts.vispec_network import VispecNetwork
+from ...exporter.drafts.eagle.eagle_network import EagleNetwork
+from ...exporter.drafts.eagle.vispec_network import VispecNetwork
+from ..features.full_sequences import drafting
+from ..features.vispec_masks import shifted
+from ..objectives.losses import overlap
 from ..targets.target import Texts
-from ..training.losses import overlap
-from ..training.sight import shifted
-from ..training.texts import drafting
 from .acceptance import Counted, chain_cycles, likeliest
 
 

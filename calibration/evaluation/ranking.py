@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicLayer, EncoderDecoderCache
 
-from ...exporter.families.reference import collate, decoder_prefix, padded
+from ...exporter.families.common.reference import collate, decoder_prefix, padded
 from ...exporter.parity.capture import caches
-from ..data.records import Record
+from ..data.reading.records import Record
 from ..targets.batches import Batches
 from ..targets.target import Target
 

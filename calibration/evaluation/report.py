@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.commands.table import Table
-from ...runtime.files import replacing
-from ..data.records import RecordSet
+from ...runtime.common.atomic_files import atomic_write
+from ..data.reading.records import RecordSet
 from .acceptance import Acceptance
 from .run import Evaluation
 
@@ -46,7 +46,7 @@ def table(found: Evaluation) -> Iterator[str]:
 
 def write_answers(found: Evaluation, records: RecordSet, path: Path) -> None:
     """A line per record: key, prompt, answer, references."""
-    with replacing(path) as out:
+    with atomic_write(path) as out:
         for record in records:
             line = {"key": record.key, "prompt": record.prompt, "answer": found.texts[record.key]}
             out.write((json.dumps({**line, "references": list(record.references)}) + "\n").encode())

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 
 from ...exporter.drafts import KINDS, draft_kind, open_draft
-from ...exporter.drafts.base import SelfDraft
-from ...exporter.drafts.draft_and_verify import DraftAndVerify
-from ...exporter.drafts.imitation import ImitationDraft
-from ...exporter.drafts.layer import LayerDraft
-from ...exporter.drafts.medusa import MedusaDraft
-from ...exporter.families.skipping import Sublayers
-from ...runtime.errors import InputError, OptionError
-from ...runtime.speculate.stats import Stats
-from ..data.records import Record, RecordSet
+from ...exporter.drafts.common.base import SelfDraft
+from ...exporter.drafts.eagle.layer_draft import LayerDraft
+from ...exporter.drafts.imitation.imitation import ImitationDraft
+from ...exporter.drafts.layer_skip import DraftAndVerify
+from ...exporter.drafts.medusa.medusa import MedusaDraft
+from ...exporter.families.common.layer_skip import Sublayers
+from ...runtime.common.errors import InputError, OptionError
+from ...runtime.speedup.stats import Stats
+from ..data.reading.records import Record, RecordSet
+from ..features.full_sequences import rows_of
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers
-from ..search.weights import Weights
+from ..objectives.medusa import ahead
 from ..targets.batches import Batches
+from ..targets.layer_weights import Weights
 from ..targets.target import Rows, Target, Texts
-from ..training.objectives.medusa import ahead
 from ..training.run import check_writer
-from ..training.texts import rows_of
 from .acceptance import Acceptance, Count, likeliest
 from .heads import HeadCount
 from .layers import LayerCount

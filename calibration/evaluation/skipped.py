@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...exporter.families.base import Family
-from ...exporter.families.reference import collate, decoder_prefix
-from ...exporter.families.skipping import Sublayers, attention_of, left_out
+from ...exporter.families.common.base import Family
+from ...exporter.families.common.layer_skip import Sublayers, attention_of, left_out
+from ...exporter.families.common.reference import collate, decoder_prefix
 from ...exporter.parity.capture import caches
-from ...runtime.speculate.acceptance import Verdict
-from ...runtime.speculate.policy import DraftPolicy
-from ...runtime.speculate.stats import Stats
-from ..data.records import Record
+from ...runtime.policy.base import DraftPolicy
+from ...runtime.sampling.verify import Verdict
+from ...runtime.speedup.stats import Stats
+from ..data.reading.records import Record
+from ..objectives.losses import overlap
 from ..targets.batches import Batches
 from ..targets.target import Target
-from ..training.losses import overlap
 from .acceptance import Counted, chain_cycles, likeliest
 
 TOGETHER = 64

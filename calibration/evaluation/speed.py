@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import OptionError
-from ...runtime.speculate.budget import Budget
-from ...runtime.speculate.choice import Observed, predict
-from ...runtime.speculate.stats import Stats
-from ...runtime.speculate.stored_costs import every_costs
+from ...runtime.bundle.stored_costs import every_costs
+from ...runtime.common.errors import OptionError
+from ...runtime.speedup.budget import Budget
+from ...runtime.speedup.predict import AcceptanceCounts, predict
+from ...runtime.speedup.stats import Stats
 
 
 def bound(tau: float, drafted: float, share: float) -> float:
@@ -35,4 +35,4 @@ class Machine:
         """Decode speed over plain decoding, predicted of these cycles; None for a draft that was not timed."""
         if draft not in self.table.drafts or not cycles.cycles:
             return None
-        return predict(self.table, Observed.of(draft, Budget.chain(draft_length), cycles)).speedup
+        return predict(self.table, AcceptanceCounts.of(draft, Budget.chain(draft_length), cycles)).speedup

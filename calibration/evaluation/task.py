@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from ...runtime.errors import OptionError
-from ...runtime.extras import need_extra
-from ..data.records import Record, RecordSet
+from ...runtime.common.errors import OptionError
+from ...runtime.common.optional_deps import need_extra
+from ..data.reading.records import Record, RecordSet
 from .quality import names, open_task
 
 PEOPLE = 10

@@ -7,8 +7,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ...runtime.errors import InputError, OptionError
-from ..data.records import Record
+from ...runtime.common.errors import InputError, OptionError
+from ..data.reading.records import Record
 
 Found = list[tuple[int, ...]] | InputError
 """Answers to one record, or why it cannot be answered."""

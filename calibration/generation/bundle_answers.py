@@ -8,15 +8,15 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from ...exporter.memory import available_memory
+from ...exporter.common.memory import available_memory
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
-from ...runtime.cores import cores
+from ...runtime.common.cpu_count import cores
+from ...runtime.common.errors import InputError, NumericsError, OptionError
 from ...runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
-from ...runtime.errors import InputError, NumericsError, OptionError
 from ...runtime.measure.inspection import cross_kv_bytes_per_row, kv_bytes_per_sequence
-from ..data.records import Record
+from ..data.reading.records import Record
 from .answers import Found, GenerationOptions
 from .decoding import Decoding, Outcome
 from .messages import LOGGER, Start

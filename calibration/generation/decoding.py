@@ -6,11 +6,11 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import InputError, NumericsError
-from ...runtime.result import Result
-from ...runtime.session import Session
-from ..data.layout import asked
-from ..data.records import Record
+from ...runtime.common.errors import InputError, NumericsError
+from ...runtime.session.result import Result
+from ...runtime.session.session import Session
+from ..data.layout import prompt_of
+from ..data.reading.records import Record
 from .answers import GenerationOptions, stream_seed
 
 Ask = tuple[Record, int]
@@ -68,7 +68,7 @@ class Decoding:
         manifest = self._manifest
         request: dict[str, Any] = {
             "image": image,
-            "prompt": asked(record, image, bool(manifest.text.chat_template), manifest.image is not None),
+            "prompt": prompt_of(record, image, bool(manifest.text.chat_template), manifest.image is not None),
             "max_new_tokens": options.max_new_tokens,
             "speculative": self._speculative,
         }

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...exporter.checkpoint import open_checkpoint
+from ...runtime.common.errors import OptionError
 from ...runtime.engines.onnxruntime import use_global_pool
-from ...runtime.errors import OptionError
 from ..targets.target import find_device, load_target
 from .answers import Answers
 from .bundle_answers import BundleAnswers

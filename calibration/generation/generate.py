@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...exporter.disk import full_disk_in
-from ...runtime.errors import InputError, OptionError
-from ...runtime.files import replacing
-from ...runtime.locks import only_one
+from ...exporter.common.disk_full import full_disk_in
+from ...runtime.common.atomic_files import atomic_write
+from ...runtime.common.errors import InputError, OptionError
+from ...runtime.common.locks import only_one
+from ..common.provenance import provenance
 from ..data.generated import META, read_meta, shard_name
-from ..data.records import Problems, Record, RecordSet
-from ..training.provenance import provenance
+from ..data.reading.records import Problems, Record, RecordSet
 from .answers import Answers, GenerationOptions
 
 LOCK = ".lock"
@@ -176,5 +176,5 @@ def _line(answers: Answers, record: Record, sample: int, answer: tuple[int, ...]
 
 
 def _write(path: Path, text: str) -> None:
-    with replacing(path) as out:
+    with atomic_write(path) as out:
         out.write(text.encode())

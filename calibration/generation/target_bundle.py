@@ -8,14 +8,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ...exporter.build.build import build_bundle
-from ...exporter.build.request import BuildRequest
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ...exporter.families.registry import family_for
+from ...exporter.pipeline.build import build_bundle
+from ...exporter.pipeline.request import BuildRequest
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import BundleError, OptionError
-from ...runtime.files import cache_folder
-from ...runtime.locks import alone
+from ...runtime.common.atomic_files import cache_folder
+from ...runtime.common.errors import BundleError, OptionError
+from ...runtime.common.locks import alone
 
 PROMPT = 1024
 """Positions that prompts may take beside the answer; the buffers cost nothing where nobody writes them."""
@@ -39,7 +39,7 @@ def target_bundle(
     """
     checkpoint = open_checkpoint(model)
     family = family_for(checkpoint)
-    longest = PROMPT + family.needed_rows + max_new_tokens
+    longest = PROMPT + family.needed_embeds + max_new_tokens
     positions = family.max_positions
     length = longest if positions is None else min(longest, positions)
     name = target_name(checkpoint)

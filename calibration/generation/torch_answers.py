@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ...runtime.errors import InputError
-from ..data.records import Record
+from ...runtime.common.errors import InputError
+from ..data.reading.records import Record
 from ..targets.batches import Batches
 from ..targets.target import Target
 from .answers import Found, GenerationOptions, stream_seed

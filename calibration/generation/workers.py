@@ -16,7 +16,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from ...runtime.errors import VlmexportError
+from ...runtime.common.errors import VlmexportError
 from . import worker
 from .answers import GenerationOptions
 from .decoding import Ask, Outcome

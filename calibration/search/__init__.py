@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

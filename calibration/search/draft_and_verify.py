@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...exporter.drafts.draft_and_verify import DraftAndVerify
-from ...exporter.families.skipping import Sublayers
-from ...runtime.errors import InputError, OptionError
-from ...runtime.speculate.adaptive_threshold import FIRST, KEPT, LONGEST, STEP, AdaptiveThreshold
-from ...runtime.speculate.stats import Stats
-from ..data.records import RecordSet
+from ...exporter.drafts.layer_skip import DraftAndVerify
+from ...exporter.families.common.layer_skip import Sublayers
+from ...runtime.common.errors import InputError, OptionError
+from ...runtime.policy.confidence import FIRST, KEPT, LONGEST, STEP, AdaptiveThreshold
+from ...runtime.speedup.stats import Stats
+from ..common.provenance import provenance
+from ..data.reading.records import RecordSet
 from ..evaluation.skipped import Known, chains, known, replay, side_by_side
+from ..targets.layer_weights import Weights
 from ..targets.target import Target
-from ..training.provenance import provenance
-from .weights import Weights
 
 SHORTEST_ANSWER = 2
 """Tokens: prefill gives the first, a draft may propose from the second on."""

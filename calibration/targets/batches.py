@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from ...runtime.errors import CapacityError
+from ...runtime.common.errors import CapacityError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

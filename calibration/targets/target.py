@@ -13,18 +13,18 @@ import torch
 from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 
-from ...exporter.build.generation import describe_generation
-from ...exporter.build.text import end_tokens
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ...exporter.checkpoint.whole import load_whole
-from ...exporter.families.base import DecoderShape, Family, ReferencePrompt
-from ...exporter.families.reference import collate, decoder_prefix, pad_id
+from ...exporter.families.common.base import DecoderShape, Family, ReferencePrompt
+from ...exporter.families.common.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
-from ...runtime.errors import InputError, OptionError
+from ...exporter.pipeline.generation import describe_generation
+from ...exporter.pipeline.text import end_tokens
+from ...runtime.common.errors import InputError, OptionError
 from ...runtime.images.video import Video
-from ..data.layout import asked
-from ..data.records import Record
-from ..processes import join_processes, launched_processes
+from ..common.processes import join_processes, launched_processes
+from ..data.layout import prompt_of
+from ..data.reading.records import Record
 from .changing import ChangingDecoder
 
 FUSED = 4  # how many last residuals FastVLM fuses
@@ -96,7 +96,7 @@ class Target:
         parts = family.parts(self.model)
         self.layers, self.final_norm, self.lm_head = parts.layers, parts.final_norm, parts.lm_head
         self.logit_scale, self.embed = parts.logit_scale, parts.embed
-        self._vision_output, self._image_rows = parts.vision_output, parts.image_rows
+        self._vision_output, self._image_rows = parts.vision_output, parts.image_embeds
 
     @property
     def fingerprint(self) -> str:
@@ -356,7 +356,7 @@ class Target:
             )
         template, vision = bool(self.family.chat_template), self.family.vision is not None
         try:
-            return self.family.reference_prompt(image, asked(record, image, template, vision))
+            return self.family.reference_prompt(image, prompt_of(record, image, template, vision))
         except InputError as error:
             raise InputError(f"record {record.key}: {error}") from error
 

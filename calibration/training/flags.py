@@ -9,9 +9,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ...runtime.errors import OptionError
-from .objectives import KINDS, options_of
-from .options import LoopOptions, Options, flag_of
+from ...runtime.common.errors import OptionError
+from ..objectives import KINDS, options_of
+from ..objectives.training_options import LoopOptions, Options, flag_of
 
 
 def with_option_flags(command: Callable[..., None]) -> Callable[..., None]:

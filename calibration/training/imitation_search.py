@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import PartialState
 
-from ...exporter.disk import full_disk_in
-from ...exporter.drafts.imitation_network import ACTIVATIONS, NORMS, ImitationConfig
-from ...runtime.errors import OptionError
-from ...runtime.files import replacing
-from ..data.records import RecordSet
+from ...exporter.common.disk_full import full_disk_in
+from ...exporter.drafts.imitation.imitation_network import ACTIVATIONS, NORMS, ImitationConfig
+from ...runtime.common.atomic_files import atomic_write
+from ...runtime.common.errors import OptionError
+from ..common.provenance import provenance
+from ..data.reading.records import RecordSet
+from ..features.features import FeatureSource, in_batches
+from ..objectives import losses
+from ..objectives.imitation_options import ImitationOptions
+from ..objectives.training_options import LoopOptions, flag_of
 from ..targets.target import Target
-from . import losses
-from .features import FeatureSource, in_batches
-from .objectives.imitation_options import ImitationOptions
-from .options import LoopOptions, flag_of
-from .provenance import provenance
 from .run import feature_source, train_draft, usable_records
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def search_shapes(
         while True:
             document = _document(target, identity, exit_, found)
             if PartialState().is_main_process:
-                with replacing(out / FILE) as file:
+                with atomic_write(out / FILE) as file:
                     file.write((json.dumps(document, indent=1) + "\n").encode())
             shape = propose(found, fixed, loop.seed) if len(found) < trials else None
             if shape is None:

@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...exporter.disk import full_disk_in
-from ...exporter.drafts.base import Draft
-from ...runtime.errors import InputError, OptionError
-from ..data.records import RecordSet
-from ..processes import first_process_first, join_processes, wait_for_all
+from ...exporter.common.disk_full import full_disk_in
+from ...exporter.drafts.common.base import Draft
+from ...runtime.common.errors import InputError, OptionError
+from ..common.processes import first_process_first, join_processes, wait_for_all
+from ..data.reading.records import RecordSet
+from ..features.cache_folder import check_cache_dtype
+from ..features.features import CachedFeatures, FeatureSource, LiveFeatures, Source, build_cache
+from ..features.full_sequences import TextFeatures
+from ..features.text_cache import CachedTexts, build_text_cache
+from ..objectives import objective_for
+from ..objectives.training_options import LoopOptions, Options
 from ..targets.target import Target, Texts
-from .cache_folder import check_cache_dtype
-from .features import CachedFeatures, FeatureSource, LiveFeatures, Source, build_cache
-from .objectives import objective_for
-from .options import LoopOptions, Options
-from .text_cache import CachedTexts, build_text_cache
-from .texts import TextFeatures
 from .trainer import Trainer
 
 FEW_RECORDS, FEW_TOKENS = 20, 50

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from ...runtime.errors import OptionError
-from ...runtime.files import replacing
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.atomic_files import atomic_write
+from ...runtime.common.errors import OptionError
+from ...runtime.common.foreign_errors import raise_if_foreign
 
 FILE = "state.pt"
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
     """Replaces the file; a kill or a full disk leaves the old one."""
-    with replacing(folder / FILE) as out:
+    with atomic_write(folder / FILE) as out:
         torch.save(state, out)
 
 

@@ -19,17 +19,17 @@ import torch
 from accelerate import Accelerator
 
 from ...exporter.drafts import open_draft
-from ...exporter.drafts.base import Draft
+from ...exporter.drafts.common.base import Draft
 from ...exporter.output import whole_folder
 from ...exporter.output.leftovers import remove_leftovers
-from ...runtime.errors import DivergedError
-from ...runtime.files import replacing
-from ...runtime.locks import only_one
-from ..processes import all_summed, check_shared, join_processes, wait_for_all
-from .features import Source, in_batches
-from .objectives.base import LearnedTarget, Objective
-from .options import LoopOptions
-from .provenance import provenance
+from ...runtime.common.atomic_files import atomic_write
+from ...runtime.common.errors import DivergedError
+from ...runtime.common.locks import only_one
+from ..common.processes import all_summed, check_shared, join_processes, wait_for_all
+from ..common.provenance import provenance
+from ..features.features import Source, in_batches
+from ..objectives.base import LearnedTarget, Objective
+from ..objectives.training_options import LoopOptions
 from .state import forget_state, load_state, save_state
 
 LOCK = "lock"
@@ -196,7 +196,7 @@ class Trainer:
         log = self.out / LOG
         if log.exists():
             kept = lines_until(log.read_bytes(), self.step)
-            with replacing(log) as out:
+            with atomic_write(log) as out:
                 out.write(kept)
 
     def _write(self, draft: Draft, name: str) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
-from ...runtime.paths import is_folder
-from ...runtime.reading import read_json
-from ..adapter_names import CONFIG, NONE, check_adapter
+from ...runtime.common.bounded_files import read_json
+from ...runtime.common.errors import ExportError, OptionError, UnsupportedModelError
+from ...runtime.common.paths import is_folder
+from ..common.adapter_names import CONFIG, NONE, check_adapter
 from .hub import download_adapter
 from .small_files import read_weights
 from .tensors import WEIGHT_FILES

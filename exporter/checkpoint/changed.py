@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...runtime.errors import ExportError
-from ...runtime.files import replacing
-from ...runtime.reading import read_json
+from ...runtime.common.atomic_files import atomic_write
+from ...runtime.common.bounded_files import read_json
+from ...runtime.common.errors import ExportError
 from .hub import SMALL
 from .tensors import INDEX, SINGLE
 
@@ -117,20 +117,20 @@ def write_changed(folder: Path, checkpoint: Checkpoint, tensors: ChangedTensors,
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(p for pattern in SMALL for p in checkpoint.folder.glob(pattern)):
         if path.name != RECIPE and not path.name.endswith(".index.json"):
-            with path.open("rb") as source, replacing(folder / path.name) as out:
+            with path.open("rb") as source, atomic_write(folder / path.name) as out:
                 shutil.copyfileobj(source, out)
-    with replacing(folder / FILE) as out:
+    with atomic_write(folder / FILE) as out:
         out.write((json.dumps(asdict(origin), indent=1) + "\n").encode())
     shards = _shards(tensors)
     table: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         table |= dict.fromkeys(names, file)
-        with replacing(folder / file) as out:
+        with atomic_write(folder / file) as out:
             out.write(save({name: tensors.read(name).contiguous() for name in names}, {"format": "pt"}))
     if len(shards) > 1:
         total = sum(map(tensors.bytes, table))
-        with replacing(folder / INDEX) as out:
+        with atomic_write(folder / INDEX) as out:
             out.write(json.dumps({"metadata": {"total_size": total}, "weight_map": table}, indent=1).encode())
 
 

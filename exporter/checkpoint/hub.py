@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
-from ..lines import first_line
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ..common.one_line import first_line
 from .tensors import INDEX, SINGLE, TensorFiles, TensorSpan, index_shards
 
 SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]

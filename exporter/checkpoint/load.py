@@ -13,11 +13,11 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
-from ...runtime.errors import ExportError, UnsupportedModelError
-from ...runtime.foreign import raise_if_foreign
-from ...runtime.paths import is_folder
-from ..aliases import Alias, check_known, find_alias, is_hub_id
-from ..lines import first_line
+from ...runtime.common.errors import ExportError, UnsupportedModelError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.common.paths import is_folder
+from ..common.aliases import Alias, check_known, find_alias, is_hub_id
+from ..common.one_line import first_line
 from .adapter import Adapter, adapter_for
 from .changed import Origin
 from .hub import SMALL, described, download

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...runtime.errors import ExportError, UnsupportedModelError
-from ...runtime.extras import need_extra
-from ...runtime.foreign import raise_if_foreign
-from ..lines import first_line
+from ...runtime.common.errors import ExportError, UnsupportedModelError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.common.optional_deps import need_extra
+from ..common.one_line import first_line
 from .adapter import CONFIG, Adapter
 from .names import StoredNames, hollow_names, renaming
 from .tensors import Place, TensorFiles

@@ -18,8 +18,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils.loading_report import LoadStateDictInfo
 
-from ...runtime.errors import ExportError, UnsupportedModelError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import ExportError, UnsupportedModelError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from .tensors import TensorFiles
 
 

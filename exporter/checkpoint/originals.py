@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ...runtime.errors import UnsupportedModelError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import UnsupportedModelError
+from ...runtime.common.foreign_errors import raise_if_foreign
 
 CONVERTED = {
     "LlavaLlamaForCausalLM": "llava-hf/llava-1.5-7b-hf, llava-hf/llava-1.5-13b-hf or llava-hf/llava-v1.6-vicuna-7b-hf",

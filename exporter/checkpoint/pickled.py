@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
-from ..lines import first_line
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ..common.one_line import first_line
 
 _FOREIGN = re.compile(r"GLOBAL ([\w.]{1,80})")
 """Where PyTorch names what a pickle asks for beside tensors."""

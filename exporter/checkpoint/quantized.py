@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.common.errors import UnsupportedModelError
 from .names import StoredNames
 from .plain import WEIGHT_DTYPES
 from .tensors import TensorFiles

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
-from ..lines import first_line
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ..common.one_line import first_line
 from .pickled import load_pickled
 from .plain import plain_problem
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
-from ..memory import CheckpointMemory
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ..common.memory import CheckpointMemory
 from .pickled import load_pickled
 from .plain import plain_problem
 

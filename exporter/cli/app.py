@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from ...runtime.commands.options import AsJson, Bundle, Device
-from ...runtime.extras import need_extra
+from ...runtime.common.optional_deps import need_extra
+from ..common.memory import use_large_pages
 from ..drafts import KINDS
-from ..memory import use_large_pages
 from .compile import BACKENDS, LOWERING, compile_plans, default_target
 from .export_draft import export_draft
 from .fit import fit
@@ -47,7 +47,8 @@ def models(as_json: AsJson = False) -> None:
     """List the models that can be exported, and their drafts."""
     need_extra("export", "`vlmexport models`")
     from ...runtime.commands.output import console, print_json
-    from ..aliases import ALIASES
+    from ..common.aliases import ALIASES
+    from ..common.tiny_models import find_tiny_models, install_command
     from ..drafts import draft_kinds, shipped_drafts
     from ..families.registry import architectures
 
@@ -65,6 +66,10 @@ def models(as_json: AsJson = False) -> None:
         print_json({"schema_version": 1, "models": rows, "architectures": architectures()})
         return
     _print_models(rows)
+    if find_tiny_models() is None:
+        console().print(
+            f"The tiny models (source: bundled) are not installed: {install_command()}", markup=False
+        )
     console().print(
         f"Any folder or hub id of a supported class works too ({', '.join(architectures())}). Every model also has the drafts "
         + ", ".join(f"{name} ({title})" for name, title in untrained.items())
@@ -189,8 +194,8 @@ def build(
     need_extra("export", "`vlmexport build`")
     use_large_pages()
     from ...runtime.commands.output import print_json
-    from ...runtime.errors import OptionError
-    from ..early import check_build
+    from ...runtime.common.errors import OptionError
+    from ..early_checks import check_build
 
     for option, value in (
         ("--target", target),
@@ -213,7 +218,7 @@ def build(
         tell_loading()
         _tell_request(request)
         if dry_run:
-            from ..build.dry_run import dry_run as try_build
+            from ..pipeline.dry_run import dry_run as try_build
 
             with shown(as_json) as progress:
                 found = try_build(request, progress)
@@ -222,7 +227,7 @@ def build(
             else:
                 _print_dry_run(found)
             return
-        from ..build.build import build_bundle
+        from ..pipeline.build import build_bundle
 
         with shown(as_json) as progress:
             report = build_bundle(request, progress)
@@ -258,7 +263,7 @@ def verify(
 ) -> None:
     """Compare a bundle with its model: parity and losslessness."""
     if lossy is not None:
-        from ...runtime.errors import OptionError
+        from ...runtime.common.errors import OptionError
 
         raise OptionError(
             f"--lossy {lossy}: verify checks that the output is the model's, which lossy acceptance gives up; leave it out"
@@ -267,7 +272,7 @@ def verify(
     use_large_pages()
     from ...runtime.commands.output import console, print_json
     from ...runtime.commands.requests import read_picture
-    from ..early import check_verify
+    from ..early_checks import check_verify
 
     size = _optional_size(parity_memory, "--parity-memory")
     pictures = [read_picture(path) for path in image or []]  # refused before hours of comparing
@@ -299,7 +304,7 @@ def parse_size(text: str, option: str) -> int:
     """`4GiB`, `512M`, `0` → bytes (binary units). Raises OptionError."""
     import re
 
-    from ...runtime.errors import OptionError
+    from ...runtime.common.errors import OptionError
 
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     if match is None:
@@ -309,7 +314,7 @@ def parse_size(text: str, option: str) -> int:
 
 def _layers(text: str | None, option: str) -> list[int] | None:
     """`3,5,8` → numbers of layers. Raises OptionError."""
-    from ...runtime.errors import OptionError
+    from ...runtime.common.errors import OptionError
 
     if text is None:
         return None
@@ -327,8 +332,8 @@ def _request(**values: Any) -> Any:
     """A BuildRequest; wrong values become one-line errors."""
     from pydantic import ValidationError
 
-    from ...runtime.errors import OptionError
-    from ..build.request import BuildRequest
+    from ...runtime.common.errors import OptionError
+    from ..pipeline.request import BuildRequest
 
     try:
         return BuildRequest(**values)
@@ -360,7 +365,7 @@ def _tell_request(request: Any) -> None:
         return
     import torch
 
-    from ...runtime.measure.machine import describe
+    from ...runtime.hardware.machine import describe
 
     machine = describe()
     log.debug(
@@ -378,7 +383,7 @@ def _tell_request(request: Any) -> None:
 def _tell_report(report: Any) -> None:
     """With `-v`: every graph, the weights, and how long the stages of a build took."""
     from ...runtime.commands.output import quantity, size
-    from ..build.timing import stage_line
+    from ..pipeline.timing import stage_line
 
     for graph in report.graphs:
         log.debug("graph %s (%s): %d nodes, %s", graph.name, graph.role, graph.nodes, size(graph.bytes))
@@ -404,7 +409,7 @@ def _print_report(report: Any) -> None:
     from ...runtime.commands.output import console, quantity
     from ...runtime.commands.plans import plans_tables
     from ...runtime.commands.verbosity import is_verbose
-    from ..build.timing import stage_line
+    from ..pipeline.timing import stage_line
     from .tables import bundle_size, draft_names, parity_line, parity_table, quantization_notes
 
     out = console()

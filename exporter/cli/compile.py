@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...runtime.commands.options import AsJson, Bundle
-from ...runtime.extras import need_extra
+from ...runtime.common.optional_deps import need_extra
 from .progress import shown
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ...runtime.commands.options import AsJson
-from ...runtime.extras import need_extra
+from ...runtime.common.optional_deps import need_extra
 from .progress import tell_loading
 
 
@@ -25,13 +25,13 @@ def export_draft(
     """Write a trained draft as a checkpoint that other programs read."""
     need_extra("export", "`vlmexport export-draft`")
     from ...runtime.commands.output import console, print_json, quantity
-    from ..early import check_export
+    from ..early_checks import check_export
     from .app import quiet_torch
 
     check_export(draft, output, form, model)
     tell_loading()
     with quiet_torch():
-        from ..drafts.export import export_draft as export
+        from ..pipeline.export_draft import export_draft as export
 
         found = export(draft, output, form, model)
     if as_json:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ...runtime.commands.options import AsJson
-from ...runtime.errors import OptionError
-from ...runtime.extras import need_extra
-from ...runtime.measure.devices import DEVICES, FAMILY, Device, devices_named, nearest_devices, short_name
+from ...runtime.common.errors import OptionError
+from ...runtime.common.optional_deps import need_extra
+from ...runtime.hardware.devices import DEVICES, FAMILY, Device, devices_named, nearest_devices, short_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,7 @@ def _manifest(
 ) -> tuple[Manifest, int | None]:
     """Of a bundle; of a model, as a build would write it. And the most tokens that a sequence can have."""
     from ...runtime.bundle.folder import MANIFEST, Bundle
-    from ..shapes import planned, published
+    from ..common.published_shapes import planned, published
 
     if (Path(what) / MANIFEST).is_file():
         if draft_layer is not None:
@@ -78,8 +78,8 @@ def _manifest(
     if (known := published(what)) is not None:
         return planned(known, draft_layer, max_length, batch), known.max_positions
     need_extra("export", "`vlmexport fit MODEL`")
-    from ..build.request import BuildRequest
-    from ..early import check_build
+    from ..early_checks import check_build
+    from ..pipeline.request import BuildRequest
     from .app import quiet_torch
     from .progress import tell_loading
 
@@ -89,8 +89,8 @@ def _manifest(
     check_build(request, write=False)
     tell_loading()
     with quiet_torch():
-        from ..build.export import export
-        from ..build.prepare import prepare
+        from ..pipeline.export import export
+        from ..pipeline.prepare import prepare
 
         prepared = prepare(request, write=False)
         export(prepared)

@@ -9,8 +9,8 @@ from ...runtime.commands.output import picture_size, quantity, size
 from ...runtime.commands.table import Table
 
 if TYPE_CHECKING:
-    from ..build.dry_run import DryRun
     from ..parity.verify import VerifyReport
+    from ..pipeline.dry_run import DryRun
 
 
 def dry_run_tables(found: DryRun) -> list[Any]:

@@ -9,20 +9,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...runtime.errors import ExportError
-from ...runtime.paths import is_folder, shown
+from ...runtime.common.errors import ExportError
+from ...runtime.common.paths import is_folder, path_text
 
 if TYPE_CHECKING:
-    from ..aliases import Alias
-    from .base import Draft, DraftKind
+    from ..common.aliases import Alias
+    from .common.base import Draft, DraftKind
 
 KINDS: dict[str, tuple[str, str]] = {
-    "imitation": ("imitation", "ImitationKind"),
-    "medusa": ("medusa", "MedusaKind"),
-    "eagle": ("eagle", "EagleKind"),
-    "eagle3": ("eagle3", "Eagle3Kind"),
-    "vispec": ("vispec", "VispecKind"),
-    "draft-and-verify": ("draft_and_verify", "DraftAndVerifyKind"),
+    "imitation": ("imitation.imitation", "ImitationKind"),
+    "medusa": ("medusa.medusa", "MedusaKind"),
+    "eagle": ("eagle.eagle", "EagleKind"),
+    "eagle3": ("eagle.eagle3", "Eagle3Kind"),
+    "vispec": ("eagle.vispec", "VispecKind"),
+    "draft-and-verify": ("layer_skip", "DraftAndVerifyKind"),
     "early-exit": ("early_exit", "EarlyExitKind"),
     "prompt-lookup": ("prompt_lookup", "PromptLookupKind"),
 }
@@ -48,12 +48,12 @@ def open_draft(folder: Path) -> Draft:
     Raises:
         ExportError: a file is missing or damaged, or the kind is not one of this version's trained ones.
     """
-    from .files import DESCRIPTION, draft_folder, read_document
+    from .common.files import DESCRIPTION, draft_folder, read_document
+    from .eagle.speculators_format import model_type
     from .named import check_folder
-    from .speculators_format import model_type
 
     if not is_folder(folder):
-        raise ExportError(f"{shown(folder)} is not a draft folder: there is no such folder")
+        raise ExportError(f"{path_text(folder)} is not a draft folder: there is no such folder")
     for found in draft_kinds():
         if found.recognises(folder):
             return found.load(folder)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .base import SelfDraft, UntrainedKind
+from .common.base import SelfDraft, UntrainedKind
 
 
 class EarlyExit(SelfDraft):

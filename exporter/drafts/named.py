@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...runtime.errors import ExportError, OptionError
-from ...runtime.paths import is_folder
-from ..precisions import INTEGERS
+from ...runtime.common.errors import ExportError, OptionError
+from ...runtime.common.paths import is_folder
+from ..common.precisions import INTEGERS
 from . import KINDS
-from .files import DESCRIPTION, draft_folder, read_document
+from .common.files import DESCRIPTION, draft_folder, read_document
 
 NONE = "none"
 PUBLISHED = "config.json"

@@ -6,7 +6,7 @@ no cut, so it is in every bundle.
 
 from __future__ import annotations
 
-from .base import Draft, UntrainedKind
+from .common.base import Draft, UntrainedKind
 
 
 class PromptLookup(Draft):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...runtime.errors import OptionError
-from ..aliases import Alias
-from ..families.skipping import Sublayers
+from ...runtime.common.errors import OptionError
+from ..common.aliases import Alias
+from ..families.common.layer_skip import Sublayers
 from . import KINDS, draft_kind, draft_kinds, open_draft, shipped_drafts
-from .base import Draft, DraftKind
-from .files import draft_name
+from .common.base import Draft, DraftKind
+from .common.files import draft_name
 from .named import NONE, check_named, check_precisions
 
 

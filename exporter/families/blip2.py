@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.common.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt
+from .common.base import Family, ReferencePrompt
 from .languages import language_for
 from .vision.blip import BlipVision
 
@@ -25,7 +25,7 @@ class Blip2Family(Family):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self.language = language_for(checkpoint, self.config.text_config, "language_model.")
-        if not self.language.reads_image_rows:
+        if not self.language.reads_image_embeds:
             raise UnsupportedModelError(
                 f"Blip2ForConditionalGeneration with the language model {self.language.name!r} is not supported"
             )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...runtime.errors import InputError
+from ...runtime.common.errors import InputError
 from ...runtime.text.messages import check_messages, readable
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt
+from .common.base import Family, ReferencePrompt
 from .languages import language_for
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ...runtime.errors import InputError, UnsupportedModelError
+from ...runtime.common.errors import InputError, UnsupportedModelError
 from ...runtime.families.base import image_list
 from ...runtime.families.chat import placed
 from ...runtime.families.llava import pictures
 from ...runtime.text.messages import readable
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt, processor_surrounds
+from .common.base import Family, ReferencePrompt, processor_surrounds
 from .languages.llama import LlamaLanguage
 from .vision.clip import ClipVision
 

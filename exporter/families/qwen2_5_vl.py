@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 
 from ...runtime.bundle.manifest import VideoInfo
-from ...runtime.errors import InputError
+from ...runtime.common.errors import InputError
 from ...runtime.families.base import image_list
 from ...runtime.families.chat import placed
 from ...runtime.families.qwen2_5_vl import Seen, written
 from ...runtime.images.video import Video
 from ...runtime.text.messages import readable
 from ..checkpoint.load import Checkpoint
-from .base import Family, Parts, ReferencePrompt, processor_surrounds
+from .common.base import Family, Parts, ReferencePrompt, processor_surrounds
 from .languages import language_for
 from .vision.qwen2_5 import Qwen2_5Vision
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.common.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
-from .base import Family
 from .blip2 import Blip2Family
+from .common.base import Family
 from .llama import LlamaFamily
 from .llava import LlavaFamily
 from .llava_next import LlavaNextFamily

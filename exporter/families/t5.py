@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...runtime.errors import InputError
+from ...runtime.common.errors import InputError
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt
+from .common.base import Family, ReferencePrompt
 from .languages.t5 import T5Language
 
 

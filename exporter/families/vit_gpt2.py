@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...runtime.errors import InputError, UnsupportedModelError
+from ...runtime.common.errors import InputError, UnsupportedModelError
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt
+from .common.base import Family, ReferencePrompt
 from .languages.gpt2 import GPT2Language
 from .vision.vit import ViTVision
 

@@ -1,4 +1,4 @@
-"""Rules that every graph of a bundle obeys (docs/architecture.md, rule 5)."""
+"""Rules that every graph of a bundle obeys (docs/contributing/rooms-and-rules.md, rule 5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from ...runtime.bundle.operators import DOMAINS, OPERATORS
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 
 # TensorRT's parser accepts these and drops their meaning, and ONNX changed it between releases.
 FORBIDDEN_ATTRIBUTES = {"is_causal"}

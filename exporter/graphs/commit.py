@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .compose import Composer
+from .composer import Composer
 from .weights import WeightStore
 
 

@@ -17,7 +17,7 @@ from transformers.activations import NewGELUActivation
 from transformers.modeling_utils import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.common.errors import UnsupportedModelError
 
 ATTENTION = "vlmexport"
 """Name of our attention: a configuration with `_attn_implementation` of this name is built for export."""

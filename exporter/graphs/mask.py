@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ...runtime.bundle.interfaces import positions_shape
 from ...runtime.bundle.manifest import DecoderInfo
-from .compose import Composer
+from .composer import Composer
 from .weights import WeightStore
 
 

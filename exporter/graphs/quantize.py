@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..precisions import INTEGERS as INTEGER_TYPES
+from ..common.precisions import INTEGERS as INTEGER_TYPES
 
 BLOCK = 32
 """Inputs that share a scale: the smallest block for which every engine at hand has a kernel."""

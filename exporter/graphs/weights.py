@@ -16,13 +16,13 @@ from typing import Protocol
 import onnx_ir as ir
 import torch
 
+from ...runtime.bundle.float32_view import as_float32
 from ...runtime.bundle.interfaces import Values, interface
 from ...runtime.bundle.manifest import FLOATS, Manifest
-from ...runtime.bundle.widened import widened
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint.tensors import Place, TensorFiles
-from ..disk import FULL
+from ..common.disk_full import FULL
 from .dtypes import ONNX, TORCH, stored_bytes
 from .quantize import BLOCK, INTEGERS, SCALES, packed
 
@@ -84,7 +84,7 @@ class WeightStore:
         self, role: str, layers: Sequence[int] | None = None, name: str | None = None
     ) -> tuple[Values, Values]:
         """(inputs, outputs) of the graph `name` of `role`, as it is composed: in float32."""
-        return interface(widened(self._manifest), role, layers, name)
+        return interface(as_float32(self._manifest), role, layers, name)
 
     def add_reader(self, reader: TensorReader, quantized: Mapping[str, str] | None = None) -> None:
         """Adds a further source of tensors (a draft). `quantized`: its matrices that are stored as integers → their type;
@@ -141,8 +141,10 @@ class WeightStore:
             return None
         rows, columns = ref.shape if ref.transpose else reversed(ref.shape)
 
-        def part(behind: str, rows: int, dtype: str) -> WeightRef:
-            return WeightRef(tuple(name + behind for name in ref.names), True, (rows, columns), dtype)
+        def part(behind: str, hidden_states: int, dtype: str) -> WeightRef:
+            return WeightRef(
+                tuple(name + behind for name in ref.names), True, (hidden_states, columns), dtype
+            )
 
         return part(INTEGERS, rows, dtype), part(SCALES, rows // BLOCK, "float32")
 

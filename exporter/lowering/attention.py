@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import onnx_ir as ir
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from .groups import Groups
 from .rewriter import Rewriter, given, number_of, refuse_attributes, size
 

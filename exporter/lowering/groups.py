@@ -23,9 +23,9 @@ class Groups:
         """[batch, kv_heads, groups × width, head_dim] of [batch, heads, width, head_dim]."""
         return self._write.add("Reshape", query, self._write.integers(0, kv_heads, -1, head_dim))
 
-    def result(self, rows: ir.Value, heads: int, head_dim: int) -> ir.Value:
+    def result(self, hidden_states: ir.Value, heads: int, head_dim: int) -> ir.Value:
         """The way back: [batch, heads, width, head_dim]."""
-        return self._write.add("Reshape", rows, self._write.integers(0, heads, -1, head_dim))
+        return self._write.add("Reshape", hidden_states, self._write.integers(0, heads, -1, head_dim))
 
     def mask(self, mask: ir.Value, kv_heads: int, groups: int) -> ir.Value:
         """[batch, 1 or kv_heads, groups × width, rows] of a mask [batch, 1 or heads, width, rows].

@@ -23,7 +23,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from .rewriter import Rewriter, given, number_of
 
 OPSET, IR_VERSION = 17, 8

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 
 
 class Rewriter:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...runtime.decode.appending import MASK, NEW_MASK, START, new_name
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
+from ...runtime.engines.kv_append import MASK, NEW_MASK, START, new_name
 from .attention import Attentions, Rows
 from .rewriter import Rewriter, given, number_of, refuse_attributes
 

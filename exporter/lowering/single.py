@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from .rewriter import Rewriter, given, number_of, refuse_attributes, size
 
 Rule = Callable[[Rewriter, ir.Node], None]

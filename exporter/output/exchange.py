@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...runtime.locks import hold, release
-from ..disk import FULL
+from ...runtime.common.locks import release, try_lock
+from ..common.disk_full import FULL
 from .leftovers import new_folder, remove_leftovers
 
 _AT_FDCWD, _EXCHANGE = -100, 2
@@ -64,7 +64,7 @@ def _rename_twice(work: Path, output: Path) -> None:
     old = work.with_name(work.name.replace(".building-", ".old-"))
     lock = None
     with contextlib.suppress(BlockingIOError):
-        lock = hold(output)
+        lock = try_lock(output)
     try:
         output.rename(old)
         work.rename(output)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...runtime.bundle.checksum import manifest_text
 from ...runtime.bundle.folder import MANIFEST
 from ...runtime.bundle.manifest import FileInfo, Manifest
-from ...runtime.files import replacing
+from ...runtime.common.atomic_files import atomic_write
 
 Progress = Callable[[str, int, int], None]
 """`progress("checksums", bytes done, in all)`."""
@@ -43,5 +43,5 @@ def write_manifest(folder: Path, manifest: Manifest) -> int:
     """Checks the whole manifest as its reader will find it, and writes it; returns its bytes."""
     text = manifest_text(manifest.to_dict())
     Manifest.from_dict(json.loads(text))
-    with replacing(folder / MANIFEST) as out:
+    with atomic_write(folder / MANIFEST) as out:
         return out.write(text.encode())

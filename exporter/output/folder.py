@@ -12,10 +12,10 @@ from typing import NoReturn
 from ...runtime.bundle.folder import MANIFEST, is_own, locked, read_manifest
 from ...runtime.bundle.manifest import FORMAT
 from ...runtime.commands.output import size
-from ...runtime.errors import BundleError, ExportError, OptionError
-from ...runtime.foreign import raise_if_foreign
-from ...runtime.locks import only_one, release, remove_left
-from ..disk import FULL
+from ...runtime.common.errors import BundleError, ExportError, OptionError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.common.locks import only_one, release, remove_left
+from ..common.disk_full import FULL
 from .exchange import take_place
 from .leftovers import new_folder, remove_leftovers
 

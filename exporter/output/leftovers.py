@@ -14,7 +14,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from ...runtime.locks import hold, is_still, release, taken_over
+from ...runtime.common.locks import is_still, release, taken_over, try_lock
 
 
 def new_folder(output: Path) -> tuple[Path, int | None]:
@@ -23,7 +23,7 @@ def new_folder(output: Path) -> tuple[Path, int | None]:
         folder = output.with_name(f".{output.name}.building-{secrets.token_hex(4)}")
         folder.mkdir()
         with contextlib.suppress(BlockingIOError):
-            lock = hold(folder)
+            lock = try_lock(folder)
             if lock is None or is_still(folder, lock):
                 return folder, lock
             release(lock)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..families.base import Family, Parts
+from ..families.common.base import Family, Parts
 
 Array = np.ndarray
 
@@ -37,22 +37,22 @@ class Captured:
     values: list[Array]
     logits: Array
     vision: list[dict[str, Array]] = field(default_factory=list)
-    image_rows: Array | None = None
+    image_embeds: Array | None = None
     source_ids: Array | None = None
     """int64 [B, N]: what a text encoder reads."""
-    encoder_rows: Array | None = None
+    encoder_hidden: Array | None = None
     encoder_states: Array | None = None
     source_lengths: list[int] = field(default_factory=list)
     cross_keys: list[Array] = field(default_factory=list)
     cross_values: list[Array] = field(default_factory=list)
-    final_rows: Array | None = None
+    final_hidden: Array | None = None
     """[B, N, E] after the final norm and the model's scale of it: what the LM head reads."""
     lm_head: Array | None = None
     """[V, E], where it was asked for."""
     positions: Array | None = None
     without: Captured | None = None
     """What the same inputs give in a decoder without the sublayers that a draft leaves out."""
-    first_rows: Array | None = None
+    input_embeds: Array | None = None
     """[B, N, E] what enters layer 0, positions included where the decoder has a table of them."""
     error: Captured | None = None
     """How far the reference's float32 is from float64 (float32 − float64) where every part of the model is given what it
@@ -60,10 +60,12 @@ class Captured:
 
     def final(self, index: Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows [R, E] that the LM head reads, by their index int64 [R] among all, and their error."""
-        assert self.error is not None and self.final_rows is not None and self.error.final_rows is not None
-        width = self.final_rows.shape[-1]
+        assert (
+            self.error is not None and self.final_hidden is not None and self.error.final_hidden is not None
+        )
+        width = self.final_hidden.shape[-1]
         rows, error = (
-            values.reshape(-1, width)[index] for values in (self.final_rows, self.error.final_rows)
+            values.reshape(-1, width)[index] for values in (self.final_hidden, self.error.final_hidden)
         )
         return torch.from_numpy(rows), torch.from_numpy(error)
 
@@ -101,11 +103,11 @@ def capture(
             [],
             _array(output.logits),
             vision=family.vision.runs(pictures) if family.vision is not None and pictures else [],
-            image_rows=_array(seen["image"]) if "image" in seen else None,
-            final_rows=_array(seen["norm"] * parts.logit_scale),
+            image_embeds=_array(seen["image"]) if "image" in seen else None,
+            final_hidden=_array(seen["norm"] * parts.logit_scale),
             lm_head=_array(seen["lm_head"]) if lm_head else None,
             positions=seen["positions"].numpy() if family.decoder.position == "mrope" else None,
-            first_rows=first_rows,
+            input_embeds=first_rows,
         )
         own, cross = caches(output, crossing)
         if crossing:
@@ -133,7 +135,7 @@ def _add_source(
     if "encoder" in seen:
         source = inputs["input_ids"]
         found.source_ids = source.numpy()
-        found.encoder_rows = _array(_embed(family, embed, source, seen.get("image")))
+        found.encoder_hidden = _array(_embed(family, embed, source, seen.get("image")))
         states, lengths = seen["encoder"], inputs["attention_mask"].sum(1).tolist()
     else:
         states = seen["image"]
@@ -144,13 +146,13 @@ def _add_source(
 
 
 def _embed(
-    family: Family, embed: nn.Module, ids: torch.Tensor, image_rows: torch.Tensor | None
+    family: Family, embed: nn.Module, ids: torch.Tensor, image_embeds: torch.Tensor | None
 ) -> torch.Tensor:
     """Rows [B, N, E] of a prompt, image rows in the places of image tokens."""
     rows = embed(ids)
-    if image_rows is not None and family.image_token_id is not None:
+    if image_embeds is not None and family.image_token_id is not None:
         rows = rows.clone()
-        rows[ids == family.image_token_id] = image_rows.reshape(-1, image_rows.shape[-1])
+        rows[ids == family.image_token_id] = image_embeds.reshape(-1, image_embeds.shape[-1])
     return rows
 
 
@@ -176,7 +178,7 @@ def residuals_at(
                 found[index] = _array(rows)
                 return None
             found[index] = rows
-            rows = widened(given.residuals[index] if index else given.first_rows)
+            rows = widened(given.residuals[index] if index else given.input_embeds)
             return ((rows, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": rows})
 
         # Before a hook that loads parameters: a recorded input does not depend on them.
@@ -197,7 +199,7 @@ def recorded_parts(
     watched = {"encoder": parts.encoder, "norm": parts.final_norm}
     with (
         _recorded(watched, seen, lambda _, output: _first(output)),
-        _recorded(tower, seen, lambda _, output: (parts.image_rows or _first)(output)),
+        _recorded(tower, seen, lambda _, output: (parts.image_embeds or _first)(output)),
     ):
         yield
 

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...runtime.bundle.float32_view import as_float32
 from ...runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.bundle.widened import widened
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint
-from ..drafts.base import Draft
-from ..families.base import Family
+from ..common.memory import fits_whole, whole_parity_bytes
+from ..drafts.common.base import Draft
+from ..families.common.base import Family
+from ..families.common.layer_skip import Sublayers, disregarded
 from ..families.registry import family_for
-from ..families.skipping import Sublayers, disregarded
 from ..graphs.quantize import LIMITS
-from ..memory import fits_whole, whole_parity_bytes
 from .capture import Captured, capture
 from .compare import compare_graphs
 from .errors import float32_errors
@@ -56,7 +56,7 @@ def check_parity(
     if isinstance(bundle, Path):
         bundle = Bundle(bundle, Manifest.from_dict(read_manifest(bundle / MANIFEST)))
     bundle = Bundle(
-        bundle.path, widened(bundle.manifest)
+        bundle.path, as_float32(bundle.manifest)
     )  # the graphs that compute in float32, as PyTorch does here
     manifest, family = bundle.manifest, family_for(checkpoint)
     drafts = [draft.with_precision(_precision(manifest, draft)) for draft in drafts]
@@ -124,7 +124,7 @@ def _precision(manifest: Manifest, draft: Draft) -> str | None:
     return dtype if dtype in LIMITS else None
 
 
-def _whole_bytes(bundle: Bundle, family: Family, rows: int) -> int:
+def _whole_bytes(bundle: Bundle, family: Family, length: int) -> int:
     graphs = [stored_graph_memory(bundle.path / graph.file) for graph in bundle.manifest.graphs.values()]
-    recorded = recorded_memory(family, row_counts(family, rows, streamed=False))
+    recorded = recorded_memory(family, row_counts(family, length, streamed=False))
     return whole_parity_bytes(graphs, family.checkpoint.tensors.memory, recorded)

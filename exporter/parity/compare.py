@@ -11,13 +11,13 @@ import numpy as np
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.interfaces import kept_attention, positions_shape
 from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, Limits, RelativeBias
-from ...runtime.bundle.told import NOTHING, TextLayout
-from ...runtime.decode.masks import CausalMask, encoder_mask, relations
-from ...runtime.decode.processing import of_cycle, of_request
-from ...runtime.decode.tree import TokenTree
+from ...runtime.bundle.text_layout import NOTHING, TextLayout
+from ...runtime.decoder.device.logits_processors import of_cycle, of_request
+from ...runtime.decoder.masks import CausalMask, encoder_mask, relations
+from ...runtime.decoder.token_tree import TokenTree
 from ...runtime.engines.base import DTYPES
-from ...runtime.speculate.processors import Processors
-from ..drafts.base import Draft
+from ...runtime.sampling.logits_processors import Processors
+from ..drafts.common.base import Draft
 from .capture import Captured
 from .runner import GraphRunner
 from .tally import FLOOR, SHARE, ParityRow, Tally
@@ -90,7 +90,7 @@ def _run_with_tensors(
 
 
 def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
-    rows, error = c.image_rows, _error(c).image_rows
+    rows, error = c.image_embeds, _error(c).image_embeds
     if rows is None or error is None:
         return  # text alone
     width = rows.shape[-1]
@@ -107,12 +107,12 @@ def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured,
 def run_encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured) -> np.ndarray:
     """The text encoder's states [B, N, E] of `c.encoder_rows`."""
     info = bundle.manifest.encoder
-    assert info is not None and c.encoder_rows is not None
-    batch, source, _ = c.encoder_rows.shape
+    assert info is not None and c.encoder_hidden is not None
+    batch, source, _ = c.encoder_hidden.shape
     mask = np.empty((batch, info.num_heads, source, source), np.float32)
     table, distance = _bias(bundle, info.relative_bias)
     encoder_mask(mask, c.source_lengths, table, distance)
-    feeds = {"encoder_rows": c.encoder_rows, "encoder_mask": mask}
+    feeds = {"encoder_rows": c.encoder_hidden, "encoder_mask": mask}
     return runner.run(graph.file, feeds)["encoder_states"]
 
 

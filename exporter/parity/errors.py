@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..families.base import Family, Parts
+from ..common.float64 import float64_arithmetic
+from ..families.common.base import Family, Parts
 from .capture import Array, Captured, caches, recorded_parts, residuals_at, widened
-from .exact import float64_arithmetic
 
 
 def float32_errors(
@@ -52,11 +52,11 @@ def float32_errors(
             errors(given.keys, own.layers, "keys"),
             errors(given.values, own.layers, "values"),
             error(given.logits, output.logits),
-            image_rows=error(given.image_rows, seen["image"]) if "image" in seen else None,
+            image_embeds=error(given.image_embeds, seen["image"]) if "image" in seen else None,
             encoder_states=error(given.encoder_states, seen["encoder"]) if "encoder" in seen else None,
             cross_keys=errors(given.cross_keys, cross.layers, "keys") if crossing else [],
             cross_values=errors(given.cross_values, cross.layers, "values") if crossing else [],
-            final_rows=error(given.final_rows, seen["norm"] * parts.logit_scale),
+            final_hidden=error(given.final_hidden, seen["norm"] * parts.logit_scale),
         )
 
 
@@ -66,10 +66,10 @@ def _as_given(parts: Parts, given: Captured) -> Iterator[None]:
     encoder those of what it reads."""
     hooks: list[Any] = []
 
-    def rows(_module: Any, args: Any, kwargs: Any) -> Any:
+    def length(_module: Any, args: Any, kwargs: Any) -> Any:
         if kwargs.get("inputs_embeds") is None:  # token ids: an embedding is exact
             return None
-        return args, kwargs | {"inputs_embeds": widened(given.encoder_rows)}
+        return args, kwargs | {"inputs_embeds": widened(given.encoder_hidden)}
 
     def states(_module: Any, _args: Any, output: Any) -> Any:
         replaced = widened(given.encoder_states)
@@ -79,7 +79,7 @@ def _as_given(parts: Parts, given: Captured) -> Iterator[None]:
         return output
 
     if parts.encoder is not None:
-        hooks.append(parts.encoder.register_forward_pre_hook(rows, with_kwargs=True))
+        hooks.append(parts.encoder.register_forward_pre_hook(length, with_kwargs=True))
     source = parts.encoder or (parts.vision_output if given.encoder_states is not None else None)
     if source is not None:
         hooks.append(source.register_forward_hook(states))

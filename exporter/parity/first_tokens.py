@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import ExportError
-from ..families.base import Family
+from ...runtime.common.errors import ExportError
+from ..families.common.base import Family
 from .capture import Captured
 from .compare import run_encoder, run_head, run_layers
 from .generation import NEAR_TIE
@@ -20,14 +20,14 @@ from .tally import ParityRow
 
 
 def compare_first_tokens(
-    bundle: Bundle, runner: GraphRunner, family: Family, captured: Captured, rows: int
+    bundle: Bundle, runner: GraphRunner, family: Family, captured: Captured, length: int
 ) -> ParityRow:
     """The token behind each of the last `rows` rows of a captured sequence, as the first of an answer.
 
     Raises ExportError where one differs without a near-tie.
     """
-    logits = chained_logits(bundle, runner, family, captured, rows)
-    expected = captured.logits[:, -rows:].reshape(logits.shape)
+    logits = chained_logits(bundle, runner, family, captured, length)
+    expected = captured.logits[:, -length:].reshape(logits.shape)
     found, best = logits.argmax(-1), expected.argmax(-1)
     margins = expected.max(-1) - np.take_along_axis(expected, found[:, None], -1)[:, 0]
     for token, other, margin in zip(found, best, margins, strict=True):
@@ -40,7 +40,7 @@ def compare_first_tokens(
 
 
 def chained_logits(
-    bundle: Bundle, runner: GraphRunner, family: Family, captured: Captured, rows: int
+    bundle: Bundle, runner: GraphRunner, family: Family, captured: Captured, length: int
 ) -> np.ndarray:
     """float32 [B · rows, V]: logits of the last `rows` rows of each sequence by the bundle's graphs alone."""
     graphs, table = bundle.manifest.graphs, bundle.tensor("embedding_table")
@@ -58,7 +58,7 @@ def chained_logits(
 
     chained = replace(captured, residuals={})
     if captured.source_ids is not None:
-        chained.encoder_rows = embed(captured.source_ids)
+        chained.encoder_hidden = embed(captured.source_ids)
         chained.encoder_states = run_encoder(bundle, runner, by_role["encoder"], chained)
     elif family.decoder.cross_attention:
         assert image_rows is not None
@@ -77,5 +77,5 @@ def chained_logits(
             chained.residuals[last] = np.concatenate([each["hidden_out"] for each in outputs], 1)
     hidden = chained.residuals[family.decoder.num_layers]
     count = hidden.shape[1]
-    index = np.concatenate([np.arange(count - rows, count) + b * count for b in range(len(hidden))])
+    index = np.concatenate([np.arange(count - length, count) + b * count for b in range(len(hidden))])
     return run_head(runner, by_role["head"], hidden, index.astype(np.int64))

@@ -11,10 +11,10 @@ import torch
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.errors import ExportError
-from ..families.base import Family
-from ..families.reference import collate
-from ..families.samples import odd_picture
+from ...runtime.common.errors import ExportError
+from ..families.common.base import Family
+from ..families.common.reference import collate
+from ..families.common.sample_inputs import odd_picture
 from .tally import ParityRow
 
 NEAR_TIE = 1e-4
@@ -23,7 +23,7 @@ NEAR_TIE = 1e-4
 
 def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_tokens: int = 24) -> ParityRow:
     """Plain greedy decoding of one request in both; raises ExportError where the tokens differ without a near-tie."""
-    from ...runtime.session import Session
+    from ...runtime.session.session import Session
 
     limits = bundle.manifest.limits
     prompt = compared_prompt(bundle.manifest)

@@ -16,15 +16,15 @@ import numpy as np
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import DraftInfo, Manifest
+from ...runtime.drafts.adversarial import always_wrong
 from ...runtime.families import get_family
 from ...runtime.images.synthetic import synthetic_image
-from ...runtime.measure.passes import runnable
-from ...runtime.proposers.wrong import always_wrong
-from ...runtime.running import decoder_ids
-from ...runtime.session import Session
-from ...runtime.speculate.processors import Processors
-from ...runtime.speculate.stats import Stats
-from ..families.samples import ODD_SIZES, SENTENCE
+from ...runtime.measure.pass_costs import runnable
+from ...runtime.sampling.logits_processors import Processors
+from ...runtime.session.active_request import decoder_ids
+from ...runtime.session.session import Session
+from ...runtime.speedup.stats import Stats
+from ..families.common.sample_inputs import ODD_SIZES, SENTENCE
 from .generation import NEAR_TIE, first_difference
 
 NODES = 8
@@ -122,14 +122,14 @@ def _arms(manifest: Manifest, drafts: Sequence[DraftInfo]) -> list[tuple[str, st
     return [*arms, (f"{WRONG} ({drafts[0].name})", drafts[0].name, {})]
 
 
-def failures(rows: Sequence[LosslessRow]) -> list[str]:
+def failures(length: Sequence[LosslessRow]) -> list[str]:
     """What breaks the rule, as sentences; none means lossless."""
     found = [
         f"with draft {row.draft}, {row.different} of {row.requests} requests differ from plain decoding"
-        for row in rows
+        for row in length
         if row.different
     ]
-    ties, tokens = sum(len(row.near_ties) for row in rows), sum(row.tokens for row in rows)
+    ties, tokens = sum(len(row.near_ties) for row in length), sum(row.tokens for row in length)
     allowed = max(1, tokens // TOKENS_PER_NEAR_TIE)
     if ties > allowed:
         found.append(

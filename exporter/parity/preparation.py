@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.errors import ExportError, PromptError
+from ...runtime.common.errors import ExportError, PromptError
 from ...runtime.families import get_family
 from ...runtime.families.base import Prepared, Source
-from ..families.base import Family
-from ..families.reference import decoder_prefix
-from ..families.samples import CONVERSATIONS, ODD_SIZES, SENTENCE, Sample, odd_picture
+from ..families.common.base import Family
+from ..families.common.reference import decoder_prefix
+from ..families.common.sample_inputs import CONVERSATIONS, ODD_SIZES, SENTENCE, Sample, odd_picture
 from .tally import ParityRow, Tally
 
 PIXELS = 1e-5

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..families.base import Family
-from ..memory import RecordedMemory
+from ..common.memory import RecordedMemory
+from ..families.common.base import Family
 
 KINDS = ("random", "realistic")
 SEED = 11
@@ -21,13 +21,13 @@ def compared_rows(max_length: int) -> int:
 
 
 def compared_inputs(
-    family: Family, rows: int, *, streamed: bool
+    family: Family, length: int, *, streamed: bool
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """(kind, arguments of the model's forward). Where the model is streamed, random tokens stand alone if it lets them:
     hundreds of rows of random pixels tell no more than those of the one picture, and cost a large model minutes."""
     for kind in KINDS:
         pictures = not streamed or family.needs_picture
-        yield kind, family.reference_inputs(kind, SEED, rows, pictures=pictures)
+        yield kind, family.reference_inputs(kind, SEED, length, pictures=pictures)
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class RowCount:
     encoded: bool = False
 
 
-def row_counts(family: Family, rows: int, *, streamed: bool) -> list[RowCount]:
+def row_counts(family: Family, length: int, *, streamed: bool) -> list[RowCount]:
     """Of each of `compared_inputs`."""
     found = []
-    for _, inputs in compared_inputs(family, rows, streamed=streamed):
+    for _, inputs in compared_inputs(family, length, streamed=streamed):
         if not family.decoder.cross_attention:
             found.append(RowCount(inputs["input_ids"].numel()))
             continue
         encoded = "input_ids" in inputs
-        pictures = 0 if family.vision is None else family.vision.rows or 0
+        pictures = 0 if family.vision is None else family.vision.num_embeds or 0
         source = inputs["input_ids"].numel() if encoded else pictures
         found.append(RowCount(inputs["decoder_input_ids"].numel(), source, encoded))
     return found

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint import Checkpoint
 from ..checkpoint.whole import load_whole
+from ..common.float64 import arithmetic_as_asked
 from ..graphs.dtypes import TORCH
-from .exact import arithmetic_as_asked
 
 COLLECT_BYTES = 16 << 20
 """From here on a dropped tensor is worth looking for what still holds it."""

@@ -12,10 +12,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.engines.onnxruntime import use_global_pool
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
-from ..memory import GraphMemory, graph_memory, node_prefix
+from ..common.memory import GraphMemory, graph_memory, node_prefix
 
 Feeds = Mapping[str, np.ndarray]
 

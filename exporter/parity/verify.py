@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES
-from ..adapter_names import check_merged
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ..common.adapter_names import check_merged
+from ..common.memory import return_large_buffers
 from ..drafts import open_draft, shipped_drafts
-from ..drafts.base import Draft
-from ..memory import return_large_buffers
+from ..drafts.common.base import Draft
 from . import check_parity
 from .losslessness import LosslessRow, check_losslessness, failures
 

@@ -2,7 +2,7 @@
 
 The builder module works over the API that `tensorrt` and `tensorrt_rtx` share. TensorRT-RTX compiles for a named
 architecture on any x86 CPU; the full TensorRT builds on the GPU it is for. Where it has no cache update the graphs are
-lowered first (`exporter/lowering`). See docs/tensorrt.md.
+lowered first (`exporter/lowering`). See docs/how-to/tensorrt.md.
 """
 
 from .api import BACKENDS, TARGETS, TensorRT, load_tensorrt

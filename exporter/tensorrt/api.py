@@ -6,11 +6,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from ...runtime.common.errors import DeviceError, ExportError, OptionError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.common.optional_deps import install_command
 from ...runtime.engines.cuda import Cuda, Versions
 from ...runtime.engines.tensorrt_library import import_library, make_logger, numbers
-from ...runtime.errors import DeviceError, ExportError, OptionError
-from ...runtime.extras import install_command
-from ...runtime.foreign import raise_if_foreign
 
 BACKENDS = ("tensorrt-rtx", "tensorrt")
 

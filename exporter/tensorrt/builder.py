@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...runtime.common.errors import ExportError
 from ...runtime.engines.tensorrt_library import first_error
-from ...runtime.errors import ExportError
 from .api import TensorRT
 from .graph_copy import CopyOptions, GraphCopy, copy_graph, symbolic_shapes
 from .interrupt import check, interruptible, make_monitor

@@ -17,7 +17,7 @@ from typing import Any
 from ...runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.common.errors import ExportError, OptionError
 from ..output import check_space, replaced_folder, write_manifest
 from .options import PlanOptions, Resolved, check_drafts, resolve
 from .plans import PlanReport, add_plans

@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..graphs.retype import retype
 from ..lowering import lower
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...runtime.common.errors import ExportError
 from ...runtime.engines.tensorrt_library import DTYPES, first_error
-from ...runtime.errors import ExportError
 from .api import TensorRT, load_tensorrt
 from .graph_copy import CopyOptions, copy_graph
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.bundle.manifest import LOWERINGS as FORMS
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from ..graphs.retype import WIDE_RESIDUAL
 from .api import TensorRT, load_tensorrt, resolve_target
 from .graph_copy import PRECISIONS

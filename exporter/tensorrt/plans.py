@@ -15,8 +15,8 @@ from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.interfaces import reads_prompts
 from ...runtime.bundle.manifest import FileInfo
 from ...runtime.bundle.plans import planned
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..graphs.retype import WIDE_RESIDUAL
 from . import api
 from .builder import BuiltPlan, build_plan

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ...runtime.bundle.interfaces import DRAFT_LAYERS
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
-from ...runtime.decode.kv import rows_between
-from ...runtime.decode.passes import PREFILL_WIDTH
+from ...runtime.common.errors import ExportError
+from ...runtime.decoder.forward_pass import PREFILL_WIDTH
+from ...runtime.decoder.kv_cache import cache_len_step
 from ...runtime.engines.device import ALIGNMENT
-from ...runtime.errors import ExportError
 from ...runtime.images.processors import tiles
 from ...runtime.images.processors.patches import settings_of
 
@@ -69,7 +69,7 @@ def _aligned_source(manifest: Manifest) -> int:
     """Most rows that cross-attention sees: what it keeps of sequences that are decoded together begins at aligned
     addresses, in the narrowest type."""
     limits, decoder = manifest.limits, manifest.decoder
-    unit = rows_between(ALIGNMENT, decoder.num_heads * decoder.head_dim * ITEM_SIZES["float16"])
+    unit = cache_len_step(ALIGNMENT, decoder.num_heads * decoder.head_dim * ITEM_SIZES["float16"])
     most = limits.max_source or 1
     return most if limits.max_batch == 1 else -(-most // unit) * unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..errors import BundleError
+from ..common.errors import BundleError
 from .interfaces import ROLES, check_interfaces
 from .schema import ITEM_SIZES, failure
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import BundleError, VlmexportError
-from ..files import replacing
+from ..common.atomic_files import atomic_write
+from ..common.errors import BundleError, VlmexportError
 
 FIELD = "sha256"
 RESEAL = "python -m vlmexport.runtime.bundle.checksum"
@@ -76,7 +76,7 @@ def _canonical(value: Any) -> Any:
 
 def replace_manifest(path: Path, document: Mapping[str, Any]) -> None:
     """Write the manifest in one step, so that a reader finds the old one or the new. Raises `OSError`."""
-    with replacing(path) as stream:
+    with atomic_write(path) as stream:
         stream.write(manifest_text(document).encode())
 
 

@@ -18,17 +18,17 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ..errors import BundleError, OptionError
-from ..files import is_scratch
-from ..foreign import raise_if_foreign
-from ..locks import alone, remove
-from ..options import integer
-from ..paths import look_at
+from ..common.atomic_files import is_scratch
+from ..common.errors import BundleError, OptionError
+from ..common.foreign_errors import raise_if_foreign
+from ..common.locks import alone, remove
+from ..common.paths import look_at
+from ..common.validation import integer
 from ..text.tokenizer import Tokenizer
 from .checksum import check_seal, replace_manifest
-from .entries import check_measured
 from .manifest import FileInfo, Manifest, TensorInfo
-from .remembered import Identity, Mark, identity, mark, read_record, record_path, write_record
+from .stored_entries import check_measured
+from .verified_cache import Identity, Mark, identity, mark, read_record, record_path, write_record
 
 MANIFEST = "manifest.json"
 LOCK = ".manifest.lock"
@@ -92,7 +92,7 @@ class Bundle:
         nothing else may be there, and files up to 4 MiB must have their checksum.
         `check="sha256"` compares the checksum of the big ones too (reads every byte), and the manifest must have one.
         `check="once"` does that once and remembers it in the user's cache folder; later it compares what has another
-        inode, size or time of change than then (`remembered.py`).
+        inode, size or time of change than then (`verified_cache.py`).
         Raises `BundleError` with the first thing that is wrong, `OptionError` for another `check`.
         """
         _check_option(check)

@@ -1,4 +1,4 @@
-"""What every graph must look like from outside, derived from the rest of a manifest (docs/architecture.md).
+"""What every graph must look like from outside, derived from the rest of a manifest (docs/reference/graph-interfaces.md).
 
 The decoder binds buffers by these names, dtypes and shapes; a bundle whose graphs say anything else is refused
 before it is loaded. Symbolic dimensions may have any name.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..errors import BundleError
-from .told import TextLayout
+from ..common.errors import BundleError
+from .text_layout import TextLayout
 
 if TYPE_CHECKING:
     from .manifest import DraftCache, DraftInfo, GraphInfo, Manifest, ValueInfo
@@ -205,7 +205,7 @@ def _own_layer(manifest: Manifest, cache: DraftCache) -> tuple[Values, Values]:
 
 
 def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
-    """Of a draft's own layer over embeddings and features (docs/architecture.md)."""
+    """Of a draft's own layer over embeddings and features (docs/reference/graph-interfaces.md)."""
     draft = _draft_with(manifest, role)
     if draft is None or draft.cache is None or draft.cache.num_layers != 1 or draft.ranks is None:
         raise BundleError(
@@ -243,7 +243,7 @@ def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
 
 
 def _process(manifest: Manifest, role: str) -> tuple[Values, Values]:
-    """Of the graphs that change logits on a device (docs/architecture.md)."""
+    """Of the graphs that change logits on a device (docs/reference/graph-interfaces.md)."""
     vocabulary, layout = manifest.tensors["embedding_table"].shape[0], TextLayout.of(manifest.limits)
     logits: tuple[str, Shape] = ("float32", ("rows", vocabulary))
     inputs: Values = {
@@ -266,7 +266,7 @@ def _process(manifest: Manifest, role: str) -> tuple[Values, Values]:
 
 
 def _mask(manifest: Manifest) -> tuple[Values, Values]:
-    """Of the graph that makes masks and positions on a device (docs/architecture.md)."""
+    """Of the graph that makes masks and positions on a device (docs/reference/graph-interfaces.md)."""
     decoder = manifest.decoder
     inputs: Values = {
         "start": ("int64", ("batch",)),

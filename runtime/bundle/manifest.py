@@ -3,7 +3,7 @@
 `Manifest.from_dict` trusts nothing: every field has a type and a range, every name that points to something
 else is looked up, and the first violation raises `BundleError` naming the field and the value. Fields that
 this version does not know are kept in `extra` and written back by `to_dict` (later schema versions only add
-optional fields). The format is described in docs/architecture.md.
+optional fields). The format is described in docs/reference/bundle.md.
 """
 
 # ruff: noqa: RUF009 - `checked` returns a dataclass field
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BundleError, OptionError
-from ..options import ADAPTIVE
+from ..common.errors import BundleError, OptionError
+from ..common.validation import ADAPTIVE
 from .checks import check_references
-from .combination import SIGN, combination, no_combination
+from .combined_drafts import SIGN, combination, no_combination
 from .schema import (
     GIB,
     ITEM_SIZES,
@@ -419,7 +419,7 @@ class Manifest(Part):
             )
         manifest: Manifest = cls.parse(data, "")
         check_references(manifest)
-        from .entries import check_entries  # here: it imports this module
+        from .stored_entries import check_entries  # here: it imports this module
 
         check_entries(manifest)
         return manifest
@@ -451,7 +451,7 @@ class Manifest(Part):
         return self.limits.max_width if self.verify_width is None else self.verify_width
 
     def draft(self, name: str) -> DraftInfo | None:
-        """The draft or the combination of drafts (`combination.py`) called `name`, or None."""
+        """The draft or the combination of drafts (`combined_drafts.py`) called `name`, or None."""
         found = next((draft for draft in self.drafts if draft.name == name), None)
         return found or combination(self.drafts, name)
 

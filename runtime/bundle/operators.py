@@ -13,8 +13,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import BundleError
-from ..foreign import raise_if_foreign
+from ..common.errors import BundleError
+from ..common.foreign_errors import raise_if_foreign
 
 STRUCTURE = frozenset((
     "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Equal", "Expand", "Gather",

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BundleError, OptionError
-from ..measure.devices import RTX_TARGETS
+from ..common.errors import BundleError, OptionError
+from ..hardware.devices import RTX_TARGETS
 from .manifest import LOWERINGS, ValueInfo
 from .schema import (
     GIB,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
-from ..errors import BundleError
+from ..common.errors import BundleError
 
 ITEM_SIZES = {
     "float32": 4,

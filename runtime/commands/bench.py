@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..options import TYPICAL_DELTA, TYPICAL_EPSILON
+from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON
 from . import options
 
 if TYPE_CHECKING:
@@ -59,17 +59,17 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure plain against speculative decoding, with the bound that the graphs allow."""
     from ..bundle.folder import Bundle, check_writable, store_costs
-    from ..errors import OptionError
+    from ..common.atomic_files import check_folder, write_file
+    from ..common.errors import OptionError
     from ..families import get_family
-    from ..files import check_folder, write_file
     from ..measure.benchmark import measure
-    from ..request import request_options
-    from ..session import Session
+    from ..session.request import request_options
+    from ..session.session import Session
     from .output import as_text, console, print_json
     from .plot import check_plot, write_plot
     from .progress import showing
     from .requests import check_lossy, draft_options, tell_idle
-    from .telling import tell_bundle, tell_draft, tell_request, tell_session
+    from .verbose import log_bundle, log_draft, log_request, log_session
 
     if draft == "none":
         raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")
@@ -90,7 +90,7 @@ def bench(
         check_folder("--report", report_file)
     begin = time.perf_counter()
     opened = Bundle.open(bundle)
-    tell_bundle(opened, "size", time.perf_counter() - begin)
+    log_bundle(opened, "size", time.perf_counter() - begin)
     if verify_width is not None:
         opened = opened.with_verify_width(verify_width)
     if save:
@@ -98,15 +98,15 @@ def bench(
     requests = make_requests(opened.manifest, image, prompt, raw)
     for request in requests:  # refused before a large model is loaded for nothing
         prepared = get_family(opened.manifest.model.family).prepare(opened, request.image, request.prompt)
-        tell_request(prepared)
+        log_request(prepared)
     asked = draft_options(opened.manifest, draft, draft_length, draft_nodes)
-    tell_draft(opened.manifest, asked)
+    log_draft(opened.manifest, asked)
     begin = time.perf_counter()
     with (
         Session.load(opened, device, threads=threads, kernel_cache=kernel_cache) as session,
         showing(as_json) as progress,
     ):
-        tell_session(session, time.perf_counter() - begin)
+        log_session(session, time.perf_counter() - begin)
         report = measure(
             session,
             requests,
@@ -171,8 +171,8 @@ def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], ra
 
 def show(report: dict[str, Any], out: Console) -> None:
     """Print the report for people."""
+    from ..hardware.machine import BUSY, busy
     from ..measure.headline import headline
-    from ..measure.machine import BUSY, busy
     from .table import Table
 
     plain, speculative, speedup = report["plain"], report["speculative"], report["speedup"]

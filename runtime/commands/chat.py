@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, OptionError, PromptError
+from ..common.errors import InputError, OptionError, PromptError
 
 if TYPE_CHECKING:
-    from ..session import Session
+    from ..session.session import Session
 
 log = logging.getLogger(__name__)
 

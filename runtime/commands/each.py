@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ImageError, OptionError, PromptError
-from ..paths import look_at
+from ..common.errors import ImageError, OptionError, PromptError
+from ..common.paths import look_at
 from .requests import read_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ..session import Session
+    from ..session.session import Session
 
 log = logging.getLogger(__name__)
 

@@ -28,12 +28,12 @@ def inspect(
     from ..bundle.folder import Bundle
     from ..measure.inspection import facts
     from .output import console, print_json
-    from .telling import tell_bundle
+    from .verbose import log_bundle
     from .verbosity import is_quiet, is_verbose
 
     begin = time.perf_counter()
     opened = Bundle.open(bundle)
-    tell_bundle(opened, "size", time.perf_counter() - begin)
+    log_bundle(opened, "size", time.perf_counter() - begin)
     checked = _compare(opened, quiet=as_json or is_quiet() or is_verbose()) if check else None
     found = facts(opened) | {"checked": {"sizes": len(opened.manifest.files), "sha256": checked}}
     if as_json:

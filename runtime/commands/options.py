@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..common.validation import ADAPTIVE
 from ..engines import DEVICES
-from ..options import ADAPTIVE
 
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by `vlmexport build`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
-from ..extras import need_extra
-from ..files import check_folder, write_file
+from ..common.atomic_files import check_folder, write_file
+from ..common.errors import OptionError
+from ..common.optional_deps import need_extra
+from ..hardware.machine import BUSY, busy
 from ..measure.headline import headline
-from ..measure.machine import BUSY, busy
 
 SUFFIXES = (".png", ".svg", ".pdf")
 LINES = "lines: slowest and fastest run of plain decoding; smallest and largest quotient of a pair"
@@ -27,7 +27,7 @@ def check_plot(path: Path) -> None:
 
 def write_plot(report: dict[str, Any], path: Path) -> None:
     """Draw a report of `benchmark.measure` into `path`, as a whole or not at all."""
-    save_figure(drawn(report), path, 150)
+    save_figure(draw_benchmark(report), path, 150)
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
@@ -37,7 +37,7 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
     write_file(path, content.getvalue())
 
 
-def drawn(report: dict[str, Any]) -> Any:
+def draw_benchmark(report: dict[str, Any]) -> Any:
     """The figure (`matplotlib.figure.Figure`) of a report."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..bundle.folder import Bundle
-    from ..profiling.host import Cycles
-    from ..profiling.results import Timing
+    from ..measure.profile.host import Cycles
+    from ..measure.profile.results import Timing
 
     TimeCycles = Callable[[str | None, int], Cycles | None]
 
@@ -48,8 +48,8 @@ def profile(
 ) -> None:  # fmt: skip
     """Time every graph at every width with trtexec, or on the engine at hand, and predict what drafting gains."""
     from ..bundle.folder import Bundle
-    from ..errors import OptionError
-    from ..profiling.page import check_page, write_page
+    from ..common.errors import OptionError
+    from ..measure.profile.page import check_page, write_page
     from .output import console, print_json
 
     if save_commands is not None and import_results is not None:
@@ -77,7 +77,7 @@ def profile(
             f"{save_commands}: {count} runs; then `vlmexport profile {bundle} --import DIR`", markup=False
         )
         return
-    from ..profiling.report import build_report
+    from ..measure.profile.report import build_report
 
     def reported(
         timings: list[Timing], about: dict[str, Any], embed: bool, cycles: TimeCycles | None = None
@@ -91,7 +91,7 @@ def profile(
         opened, target, backend, trtexec, engine or device != "cpu", wanted, iterations, import_results
     )
     report = (
-        _here(opened, wanted, device, threads, found, reported, as_json)
+        _measure_here(opened, wanted, device, threads, found, reported, as_json)
         if isinstance(found, list)
         else reported(*found)
     )
@@ -111,8 +111,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _widths(text: str | None, bundle: Bundle) -> list[int]:
-    from ..errors import OptionError
-    from ..profiling.points import verify_widths
+    from ..common.errors import OptionError
+    from ..measure.profile.points import verify_widths
 
     if text is None:
         return verify_widths(bundle)
@@ -126,9 +126,9 @@ def _widths(text: str | None, bundle: Bundle) -> list[int]:
 
 
 def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Sequence[int], path: Path) -> int:
-    from ..files import write_file
-    from ..profiling.commands import choose_plans, runs, script, write_inputs
-    from ..profiling.points import points
+    from ..common.atomic_files import write_file
+    from ..measure.profile.commands import choose_plans, runs, script, write_inputs
+    from ..measure.profile.points import points
 
     plans = _plans(choose_plans(bundle.manifest, target, backend))
     found = runs(bundle.manifest, plans, points(bundle, widths))
@@ -140,7 +140,7 @@ def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Seque
 
 
 def _plans(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    from ..errors import OptionError
+    from ..common.errors import OptionError
 
     if not plans:
         raise OptionError("the bundle has no TensorRT plans; `vlmexport compile` adds them")
@@ -159,8 +159,8 @@ def _by_trtexec(
 ) -> tuple[list[Timing], dict[str, Any], bool] | list[str]:
     """Times, what the report says of where they come from, and whether embedding rows come from a graph; or, where the
     engine at hand is to be timed, notes that say why."""
-    from ..profiling.commands import choose_plans, execute, find_tool, read_results, runs
-    from ..profiling.points import points
+    from ..measure.profile.commands import choose_plans, execute, find_tool, read_results, runs
+    from ..measure.profile.points import points
 
     capacity = bundle.manifest.limits.max_length + bundle.manifest.limits.max_width
     if not engine or import_results is not None:
@@ -189,7 +189,7 @@ def _by_trtexec(
     return []
 
 
-def _here(
+def _measure_here(
     bundle: Bundle,
     widths: Sequence[int],
     device: str,
@@ -200,11 +200,11 @@ def _here(
 ) -> dict[str, Any]:
     """The report of the engine of a device."""
     from ..bundle.interfaces import CHANGING
-    from ..measure import machine
-    from ..profiling.host import time_cycles
-    from ..profiling.local import time_here
-    from ..profiling.points import points
-    from ..session import Session
+    from ..hardware import machine
+    from ..measure.profile.host import time_cycles
+    from ..measure.profile.local import time_here
+    from ..measure.profile.points import points
+    from ..session.session import Session
     from .progress import showing
 
     found, rows = points(bundle, widths), bundle.manifest.limits.max_length // 2
@@ -232,7 +232,7 @@ def _here(
 
 def show(report: dict[str, Any], out: Console) -> None:
     """Print a report for people."""
-    from ..profiling.page import about_line, measured_line, warnings
+    from ..measure.profile.page import about_line, measured_line, warnings
     from .table import Table
 
     graphs = Table(f"{report['model']}: {about_line(report)}")

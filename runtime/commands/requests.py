@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..options import TYPICAL_DELTA, TYPICAL_EPSILON
+from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,7 +27,7 @@ def draft_options(
 
     Raises `OptionError` naming what the bundle has.
     """
-    from ..errors import OptionError
+    from ..common.errors import OptionError
 
     chosen = manifest.choose_draft(draft)
     options: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def draft_options(
 def check_plain(draft: str | None, of_drafts: Mapping[str, Any]) -> None:
     """Refuse what `--draft none` makes idle on a command line: options by their flags, None where they are not given.
     Raises `OptionError`."""
-    from ..errors import OptionError
+    from ..common.errors import OptionError
 
     idle = [f"{flag} {value}" for flag, value in of_drafts.items() if value is not None]
     if draft == "none" and idle:
@@ -59,7 +59,7 @@ def check_plain(draft: str | None, of_drafts: Mapping[str, Any]) -> None:
 def check_lossy(lossy: str | None, temperature: float, epsilon: float, delta: float) -> None:
     """Refuse `--lossy` on a command line without a temperature, and its numbers without it, where they would do nothing.
     Raises `OptionError`."""
-    from ..errors import OptionError
+    from ..common.errors import OptionError
 
     numbers = (("epsilon", epsilon, TYPICAL_EPSILON), ("delta", delta, TYPICAL_DELTA))
     idle = [f"--typical-{name} {value:g}" for name, value, default in numbers if value != default]
@@ -108,7 +108,7 @@ def read_picture(image: Path) -> Image:
 
 def read_media(images: list[Path], videos: list[Path], fps: float | None = None) -> list[Any]:
     """Pictures, read, and videos of `fps` frames a second, not read yet. Raises `ImageError`, `OptionError`."""
-    from ..errors import OptionError
+    from ..common.errors import OptionError
 
     found: list[Any] = [read_picture(path) for path in images]
     if videos:

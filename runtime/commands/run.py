@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..options import TYPICAL_DELTA, TYPICAL_EPSILON
+from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON
 from . import options
 
 if TYPE_CHECKING:
-    from ..session import Result
-    from ..speculate.stats import Stats
+    from ..session.session import Result
+    from ..speedup.stats import Stats
 
 SPECULATION = (
     'What speculation did stands in one line behind the text: "4.1 tokens per pass" (tau: the accepted tokens and the one '
@@ -107,19 +107,19 @@ def run(
 ) -> None:
     """Caption an image, or answer a question about it."""
     from ..bundle.folder import Bundle
-    from ..errors import OptionError
+    from ..common.errors import OptionError
     from ..families import get_family
     from ..families.base import views_of
     from ..families.plain import PlainText
     from ..images.quiet import quiet_stderr
-    from ..request import request_options
-    from ..session import Session
-    from ..speculate.sampling import Sampling
+    from ..sampling.sampler import Sampling
+    from ..session.request import request_options
+    from ..session.session import Session
     from .chat import converse
     from .each import answer_each, first_readable, the_folder
     from .output import print_json
     from .requests import check_lossy, check_plain, draft_options, read_media, read_prompt, tell_idle
-    from .telling import tell_bundle, tell_draft, tell_request, tell_result, tell_session
+    from .verbose import log_bundle, log_draft, log_request, log_result, log_session
 
     asked: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
@@ -157,7 +157,7 @@ def run(
     pictures = the_folder(image, alone=not (video or chat))
     begin, how = time.perf_counter(), "sha256" if check else "once" if check_once else "size"
     opened = Bundle.open(bundle, how)
-    tell_bundle(opened, how, time.perf_counter() - begin)
+    log_bundle(opened, how, time.perf_counter() - begin)
     if verify_width is not None:
         opened = opened.with_verify_width(verify_width)
     text = read_prompt(prompt, raw)
@@ -172,14 +172,14 @@ def run(
         # A request that cannot be served is refused before a large model is loaded for nothing.
         with quiet_stderr():  # where a tokenizer gives up, its library writes a page beside our line
             prepared = family.prepare(PlainText(opened) if plain_text else opened, views, text)
-        tell_request(prepared, media[: len(media) - len(video)], read)
+        log_request(prepared, media[: len(media) - len(video)], read)
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
-    tell_draft(opened.manifest, asked)
+    log_draft(opened.manifest, asked)
     begin = time.perf_counter()
     with Session.load(
         opened, device, threads=threads, max_length=max_length, kernel_cache=kernel_cache
     ) as session:
-        tell_session(session, time.perf_counter() - begin)
+        log_session(session, time.perf_counter() - begin)
         if chat:
             converse(session, text, views, asked, video_fps)
             return
@@ -193,12 +193,12 @@ def run(
                 sys.stdout.flush()
         result, note = stream.result, session.note
     if as_json:
-        tell_result(result)
+        log_result(result)
         print_json(report(result, str(bundle), image, video, text, note))
         return
     sys.stdout.write("\n")
     sys.stdout.flush()
-    tell_result(result)
+    log_result(result)
     log.info(summary(result))
     if note is not None:
         log.info(note)
@@ -233,7 +233,7 @@ def _names(paths: list[Path]) -> str | list[str] | None:
     return [str(path) for path in paths] if len(paths) > 1 else str(paths[0]) if paths else None
 
 
-def told(stats: Stats) -> str:
+def stats_line(stats: Stats) -> str:
     """What drafting did, in the words of `SPECULATION`."""
     judged = (
         "none of the drafted judged"
@@ -256,5 +256,5 @@ def summary(result: Result) -> str:
     length = "as many tokens a pass as pay"
     if stats.draft_length is not None:
         length = f"{stats.draft_length} tokens a pass"
-    line += f"; {told(stats)}; draft {stats.draft}, {length}"
+    line += f"; {stats_line(stats)}; draft {stats.draft}, {length}"
     return line if result.lossy is None else f"{line}; LOSSY ({result.lossy} acceptance)"

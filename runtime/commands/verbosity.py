@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import OptionError
+from ..common.errors import OptionError
 
 LOGGER = logging.getLogger(__name__.partition(".")[0])
 """The logger above all of the project's."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import NO_ONNX_RUNTIME, DeviceError, OptionError
-from ..foreign import raise_if_foreign
+from ..common.errors import NO_ONNX_RUNTIME, DeviceError, OptionError
+from ..common.foreign_errors import raise_if_foreign
 
 if TYPE_CHECKING:
     from pathlib import Path

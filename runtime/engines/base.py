@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..errors import BundleError
-from ..measure.machine import processor
+from ..common.errors import BundleError
+from ..hardware.machine import processor
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GraphInfo

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CapacityError, DeviceError
-from ..foreign import raise_if_foreign
-from .memory import LESS_ON_A_GPU
+from ..common.errors import CapacityError, DeviceError
+from ..common.foreign_errors import raise_if_foreign
+from .out_of_memory import LESS_ON_A_GPU
 
 UP, DOWN, WITHIN = 1, 2, 3
 """Directions of a copy: host to device, device to host, on the device (`cudaMemcpyKind`)."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ..errors import DeviceError
+from ..common.errors import DeviceError
 from .base import DTYPES, Buffer, Call, Engine, Program, View
 from .cuda import DOWN, UP, WITHIN, Cuda
 

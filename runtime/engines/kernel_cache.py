@@ -10,10 +10,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
-from ..files import replacing
-from ..foreign import raise_if_foreign
-from ..paths import shown
+from ..common.atomic_files import atomic_write
+from ..common.errors import OptionError
+from ..common.foreign_errors import raise_if_foreign
+from ..common.paths import path_text
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class KernelCache:
         except (OSError, ValueError) as error:  # also a name that no folder can have
             raise_if_foreign(error)
             why = getattr(error, "strerror", None) or error
-            raise OptionError(f"kernel cache {shown(folder)}: cannot be made ({why})") from error
+            raise OptionError(f"kernel cache {path_text(folder)}: cannot be made ({why})") from error
         self._held: dict[Path, tuple[Any, bytes]] = {}
 
     def attach(self, config: Any, plan_sha256: str) -> None:
@@ -59,7 +59,7 @@ class KernelCache:
             if now == before:
                 continue
             try:
-                with replacing(path) as out:
+                with atomic_write(path) as out:
                     out.write(now)
             except OSError as error:
                 raise_if_foreign(error)

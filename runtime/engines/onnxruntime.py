@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from ..bundle.float32_view import as_float32
 from ..bundle.operators import refuse
-from ..bundle.widened import widened
-from ..cores import cores
-from ..errors import BundleError, CapacityError, OptionError
-from ..foreign import raise_if_foreign
+from ..common.cpu_count import cores
+from ..common.errors import BundleError, CapacityError, OptionError
+from ..common.foreign_errors import raise_if_foreign
 from .base import DTYPES, Buffer, Call, Engine, Reading, View, dtype_name, unwatched
 from .calls import BoundCalls
-from .memory import LESS, out_of_memory
+from .out_of_memory import LESS, out_of_memory
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GraphInfo, Manifest, ValueInfo
@@ -121,7 +121,7 @@ class OnnxRuntimeCpu(Engine):
     def __init__(
         self, folder: Path, manifest: Manifest, threads: int | None = None, reading: Reading = unwatched
     ):
-        super().__init__(widened(manifest).graphs)
+        super().__init__(as_float32(manifest).graphs)
         self._folder, self._reading = Path(folder), reading
         self._weights = (manifest.weights.file, *manifest.weights.linked)
         if manifest.weights_dtype != "float32":

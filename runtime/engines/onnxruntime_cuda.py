@@ -25,15 +25,15 @@ import onnxruntime as ort
 from ..bundle.interfaces import CHANGING, DRAFT_LAYERS
 from ..bundle.manifest import GraphInfo
 from ..bundle.operators import refuse
-from ..errors import DeviceError
-from ..foreign import raise_if_foreign
-from .answers import ANSWERS, FILE, answers, places
+from ..common.errors import DeviceError
+from ..common.foreign_errors import raise_if_foreign
+from .argmax import ANSWERS, FILE, answers, places
 from .base import Call, Program, Reading, View, unwatched
 from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine, Steps
-from .memory import LESS_ON_A_GPU
 from .onnxruntime import check_interface, failure, filled_binding, session_options
+from .out_of_memory import LESS_ON_A_GPU
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
@@ -64,7 +64,7 @@ class OnnxRuntimeCuda(DeviceEngine):
     """`Engine` on the CUDA provider. It computes and caches in the types of the bundle, without TF32. Graphs are loaded
     when first bound, or by `load`.
 
-    The head offers `best` and `finite`, by a graph of this engine behind the bundle's (`answers.py`).
+    The head offers `best` and `finite`, by a graph of this engine behind the bundle's (`argmax.py`).
     """
 
     name = "onnxruntime-cuda"

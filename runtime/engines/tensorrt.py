@@ -18,18 +18,18 @@ import numpy as np
 
 from ..bundle.manifest import GraphInfo, ValueInfo
 from ..bundle.plans import Plan, choose_plans, compile_command, planned
-from ..decode.appending import MASK, NEW_MASK, START, new_name
-from ..decode.floats import widen
-from ..errors import BundleError, CapacityError, DeviceError
-from ..foreign import raise_if_foreign
+from ..common.bfloat16 import widen
+from ..common.errors import BundleError, CapacityError, DeviceError
+from ..common.foreign_errors import raise_if_foreign
 from . import tensorrt_library
-from .appending import Appending
 from .base import DTYPES, Buffer, Call, View
 from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine, Steps
 from .kernel_cache import KernelCache
-from .memory import LESS_ON_A_GPU, out_of_memory
+from .kv_append import MASK, NEW_MASK, START, new_name
+from .kv_append_kernels import Appending
+from .out_of_memory import LESS_ON_A_GPU, out_of_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -491,7 +491,7 @@ def _check_driver(plans: Mapping[str, Plan], driver: str, command: str) -> None:
 
 
 def _install(backend: str) -> str:
-    from ..extras import install_command
+    from ..common.optional_deps import install_command
 
     return install_command(backend) + ("" if backend == "tensorrt-rtx" else " (JetPack brings it along)")
 

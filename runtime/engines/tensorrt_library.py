@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from ..foreign import raise_if_foreign
+from ..common.foreign_errors import raise_if_foreign
 
 LEAN = "tensorrt_lean"
 """The module that runs plans which were built for it, and builds none."""
@@ -27,8 +27,8 @@ DTYPES = {
 
 def installed(backend: str) -> bool:
     """Whether a module of the backend is here; nothing is imported."""
-    return (backend == "tensorrt" and _there(LEAN)) or any(
-        all(_there(name) for name in names) for names in MODULES[backend]
+    return (backend == "tensorrt" and _is_installed(LEAN)) or any(
+        all(_is_installed(name) for name in names) for names in MODULES[backend]
     )
 
 
@@ -76,7 +76,7 @@ def first_error(messages: list[str]) -> str:
     return " ".join(text.split())[:400]
 
 
-def _there(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ..errors import BundleError
+from ..common.errors import BundleError
 from .base import Family, Prepared, Prompt, RawPrompt
 
 FAMILIES = {

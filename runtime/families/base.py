@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ..errors import ImageError
+from ..common.errors import ImageError
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
@@ -44,7 +44,7 @@ class View:
     """
 
     kind: str
-    rows: int
+    num_embeds: int
     read: Callable[[], tuple[Mapping[str, np.ndarray], ...]]
     layout: Any = None
     encoded: np.ndarray | None = None
@@ -59,16 +59,16 @@ class View:
     @functools.cached_property
     def digest(self) -> bytes:
         """Of what the tower sees: equal for equal pictures."""
-        found = blake2b(repr((self.kind, self.rows, self.layout)).encode(), digest_size=16)
+        found = blake2b(repr((self.kind, self.num_embeds, self.layout)).encode(), digest_size=16)
         for run in self.runs:
             for name, values in sorted(run.items()):
                 found.update(f"{name}{values.dtype}{values.shape}".encode())
                 found.update(np.ascontiguousarray(values).data)
         return found.digest()
 
-    def with_rows(self, rows: np.ndarray, model: str) -> View:
+    def with_image_embeds(self, image_embeds: np.ndarray, model: str) -> View:
         """The same once `model` has made `rows` of it; its pixels are let go."""
-        found = replace(self, read=tuple, encoded=rows, model=model)
+        found = replace(self, read=tuple, encoded=image_embeds, model=model)
         found.__dict__["digest"] = self.digest
         return found
 
@@ -88,7 +88,7 @@ class Prepared:
 
     token_ids: np.ndarray
     views: tuple[View, ...] = ()
-    row_slots: np.ndarray | None = None
+    image_positions: np.ndarray | None = None
     positions: np.ndarray | None = None
     decoder_ids: np.ndarray | None = None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PromptError
+from ..common.errors import PromptError
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, Source, View, decoder_start, one_view
 from .fixed import fixed_view, incomplete
@@ -39,15 +39,15 @@ class Blip2:
         if np.any(ids == text.image_token_id):
             written = bundle.tokenizer.token(text.image_token_id)
             raise PromptError(f"the prompt contains {written!r}, which stands for an image row: leave it out")
-        token_ids = np.concatenate([np.full(view.rows, text.image_token_id, dtype=np.int64), ids])
+        token_ids = np.concatenate([np.full(view.num_embeds, text.image_token_id, dtype=np.int64), ids])
         limits, crossing = manifest.limits, manifest.decoder.cross_attention
         limit = (limits.max_source or limits.max_length) if crossing else limits.max_length - 1
         name = f"max_source ({limit})" if crossing else f"max_length ({limits.max_length}) less one"
-        check_length(ids, limit - view.rows, f"{name} less {view.rows} image rows")
+        check_length(ids, limit - view.num_embeds, f"{name} less {view.num_embeds} image rows")
         check_ids(ids, text.vocab_size)
         return Prepared(
             token_ids,
             (view,),
-            row_slots=np.arange(view.rows, dtype=np.int64),
+            image_positions=np.arange(view.num_embeds, dtype=np.int64),
             decoder_ids=decoder_start(manifest) if crossing else None,
         )

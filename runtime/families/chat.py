@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BundleError, PromptError
+from ..common.errors import BundleError, PromptError
 from ..text.chat import render_chat
 from ..text.marked import Marked
 from ..text.messages import check_messages, check_written, marked_prompt, parts_of, readable, texts
@@ -120,7 +120,7 @@ class Layout:
     starts: tuple[int, ...]
 
 
-def laid_out(bundle: Source, prompt: Prompt, views: Sequence[View], media: Media) -> Layout:
+def lay_out(bundle: Source, prompt: Prompt, views: Sequence[View], media: Media) -> Layout:
     """The prompt with its pictures and videos in place; of several of a kind, the first mark is the first one's.
 
     Raises `PromptError` as `media_ids`, and for more rows than the bundle's `max_length`.
@@ -131,13 +131,13 @@ def laid_out(bundle: Source, prompt: Prompt, views: Sequence[View], media: Media
     places = np.flatnonzero(np.isin(ids, [token for token in waiting if token is not None]))
     ordered = tuple(waiting[int(token)].pop(0) for token in ids[places])
     repeats = np.ones(len(ids), np.int64)
-    repeats[places] = [view.rows for view in ordered]
+    repeats[places] = [view.num_embeds for view in ordered]
     starts = (np.cumsum(repeats) - repeats)[places]
     ids = np.repeat(ids, repeats)
     limit = manifest.limits.max_length
     check_length(ids, limit - 1, f"max_length ({limit}) less one, image rows included")
     check_ids(ids, manifest.text.vocab_size)
-    slots = [start + np.arange(view.rows) for start, view in zip(starts, ordered, strict=True)]
+    slots = [start + np.arange(view.num_embeds) for start, view in zip(starts, ordered, strict=True)]
     return Layout(
         ids, ordered, np.concatenate(slots) if slots else np.empty(0, np.int64), tuple(starts.tolist())
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import BundleError
+from ..common.errors import BundleError
 from ..images.load import load_image
 from ..images.processors import preprocess
 from .base import Source, View

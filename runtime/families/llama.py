@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import PromptError
+from ..common.errors import PromptError
 from ..text.messages import check_messages
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, RawPrompt, Source, View, image_list, text_only
 from .chat import chat_ids
-from .parts import gathered
+from .parts import gather_media
 
 
 class Llama:
@@ -24,7 +24,7 @@ class Llama:
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Text becomes one user message; a list is a whole conversation; `RawPrompt` skips the template."""
         manifest, tokenizer = bundle.manifest, bundle.tokenizer
-        media, prompt = gathered(image_list(image), prompt)
+        media, prompt = gather_media(image_list(image), prompt)
         if media:
             raise text_only()
         if prompt is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .base import Prepared, Prompt, Source, View, image_list, views_of
-from .chat import Media, Medium, laid_out
+from .chat import Media, Medium, lay_out
 from .fixed import fixed_view, incomplete
-from .parts import gathered
+from .parts import gather_media
 
 
 class Llava:
@@ -27,8 +27,8 @@ class Llava:
         mark = bundle.tokenizer.token(bundle.manifest.text.image_token_id)
         if mark is None:
             raise incomplete(self.name, "image", "text.image_token_id")
-        media, prompt = gathered(image_list(image), prompt)
-        found = laid_out(bundle, prompt, views_of(self, bundle, media), pictures(mark))
+        media, prompt = gather_media(image_list(image), prompt)
+        found = lay_out(bundle, prompt, views_of(self, bundle, media), pictures(mark))
         return Prepared(found.ids, found.views, found.slots if found.views else None)
 
 

@@ -20,7 +20,7 @@ class Span:
     interval: float = 1.0
 
     @property
-    def rows(self) -> int:
+    def length(self) -> int:
         """How many rows."""
         return self.frames * self.down * self.across
 
@@ -32,7 +32,7 @@ def positions(count: int, spans: Sequence[Span]) -> np.ndarray:
     for span in spans:
         text = span.start - done
         found[:, done : span.start] = now + np.arange(text)
-        now, done = now + text, span.start + span.rows
+        now, done = now + text, span.start + span.length
         times = (np.arange(span.frames) * np.float32(span.interval)).astype(np.int64)
         axes = np.meshgrid(times, np.arange(span.down), np.arange(span.across), indexing="ij")
         found[:, span.start : done] = now + np.stack(axes).reshape(3, -1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import PromptError
+from ..common.errors import PromptError
 from .base import Prompt, View
 
 PLACES = {"image": ("image", "url", "path"), "video": ("video", "url", "path")}
 """Type of a part → where it may hold its picture or video."""
 
 
-def gathered(media: list[Any], prompt: Prompt) -> tuple[list[Any], Prompt]:
+def gather_media(media: list[Any], prompt: Prompt) -> tuple[list[Any], Prompt]:
     """(`media`, or what the parts of the messages hold, in their order; messages whose parts only say where each stands).
 
     What a part holds is whatever may be given beside the prompt. A second call with its result changes nothing. Raises

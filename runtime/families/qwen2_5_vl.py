@@ -9,16 +9,16 @@ import numpy as np
 from PIL import Image
 
 from ..bundle.manifest import ImageInfo, VideoInfo
-from ..errors import ImageError
+from ..common.errors import ImageError
 from ..images.load import load_image
 from ..images.processors.patches import fitted, resized, settings_of
 from ..images.video import Clip, Video, open_video, sampled
 from ..images.windows import Grid, patchified, windows
 from .base import Prepared, Prompt, Source, View, image_list, views_of
-from .chat import Media, Medium, laid_out
+from .chat import Media, Medium, lay_out
 from .fixed import incomplete
 from .mrope import Span, positions
-from .parts import gathered
+from .parts import gather_media
 
 F = TypeVar("F")
 
@@ -55,8 +55,8 @@ class Qwen25VL:
         if settings is None or mark is None:
             raise incomplete(self.name, "image", "text.image_token_id")
         video = None if settings.video is None else tokenizer.token(settings.video.token_id)
-        media, prompt = gathered(image_list(image), prompt)
-        found = laid_out(bundle, prompt, views_of(self, bundle, media), written(mark, video))
+        media, prompt = gather_media(image_list(image), prompt)
+        found = lay_out(bundle, prompt, views_of(self, bundle, media), written(mark, video))
         if not found.views:
             return Prepared(found.ids)
         spans = [Span(start, *view.layout) for start, view in zip(found.starts, found.views, strict=True)]

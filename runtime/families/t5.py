@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import PromptError
+from ..common.errors import PromptError
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, Source, View, decoder_start, image_list, text_only
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PromptError
+from ..common.errors import PromptError
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, Source, View, decoder_start, one_view
 from .fixed import fixed_view, incomplete
@@ -33,10 +33,10 @@ class ViTGPT2:
         limit = manifest.limits.max_length
         check_length(ids, limit - 2, f"max_length ({limit}) less two")
         check_ids(ids, text.vocab_size)
-        slots = np.arange(view.rows, dtype=np.int64)
+        slots = np.arange(view.num_embeds, dtype=np.int64)
         return Prepared(
             np.full(len(slots), text.pad_token_id or 0, dtype=np.int64),
             (view,),
-            row_slots=slots,
+            image_positions=slots,
             decoder_ids=np.concatenate([decoder_start(manifest), ids]),
         )

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from ..errors import ImageError
-from ..foreign import raise_if_foreign
+from ..common.errors import ImageError
+from ..common.foreign_errors import raise_if_foreign
 from .endings import is_picture
 
 

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ..errors import ImageError
-from ..foreign import from_signal_handler, raise_if_foreign
-from ..options import check_colour_order
-from ..paths import look_at, shown
+from ..common.errors import ImageError
+from ..common.foreign_errors import from_signal_handler, raise_if_foreign
+from ..common.paths import look_at, path_text
+from ..common.validation import check_colour_order
 from .endings import FORMATS as FORMATS
 from .pixels import pixels_of
 from .remote import check_local
@@ -66,9 +66,9 @@ def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> I
         path, found = look_at(source, ImageError, name)
         if found != "file":
             there = "no such image file" if found == "nothing" else "is not a file"
-            raise ImageError(f"{shown(path)}: {there}")
-        with opened(path, shown(path)) as image:
-            return _to_rgb(image, shown(path))
+            raise ImageError(f"{path_text(path)}: {there}")
+        with opened(path, path_text(path)) as image:
+            return _to_rgb(image, path_text(path))
     if isinstance(source, bytes | bytearray | memoryview):
         with opened(_encoded(bytes(source), name), name) as image:
             return _to_rgb(image, name)

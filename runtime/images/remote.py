@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import ImageError
+from ..common.errors import ImageError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?|[a-z]+/)")  # a letter alone is a drive
 _STREAMS = ("rtsp", "rtsps", "rtmp", "rtp", "udp", "tcp", "srt", "v4l2", "mms")

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..errors import ImageError
-from ..options import check_colour_order, number
-from ..paths import look_at, shown
+from ..common.errors import ImageError
+from ..common.paths import look_at, path_text
+from ..common.validation import check_colour_order, number
 from .folder import picture_files
 from .load import load_image
 from .remote import check_local
@@ -61,7 +61,7 @@ def open_video(video: Video) -> Clip:
     check_local(source)
     if isinstance(source, str | os.PathLike):
         path, found = look_at(source, ImageError, "the video")
-        name = shown(path)
+        name = path_text(path)
         if video.channels != "rgb":
             raise ImageError(
                 f"{name}: channels {video.channels!r} is for frames that are arrays, whose order nobody else knows; "

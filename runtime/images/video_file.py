@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from PIL import Image
 
-from ..errors import ImageError, VlmexportError
-from ..extras import need_extra
-from ..foreign import raise_if_foreign
+from ..common.errors import ImageError, VlmexportError
+from ..common.foreign_errors import raise_if_foreign
+from ..common.optional_deps import need_extra
 from .load import MAX_PIXELS, load_image, opened, reason
 
 log = logging.getLogger(__name__)

@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OptionError
-from ..request import request_options, resolve
-from ..speculate.choice import predictions
-from ..speculate.costs import FREE, CostTable, Curve
-from ..speculate.policy import FixedLength, LogisticLength
-from ..speculate.stats import Stats
-from ..speculate.stored_acceptance import stored_acceptance
-from ..speculate.stored_costs import StoredCosts, find_costs, with_combinations
-from . import machine
-from .passes import runnable
+from ..bundle.stored_acceptance import stored_acceptance
+from ..bundle.stored_costs import StoredCosts, find_costs, with_combinations
+from ..common.errors import OptionError
+from ..hardware import machine
+from ..policy.base import FixedLength, LogisticLength
+from ..session.request import request_options, resolve
+from ..speedup.cost_model import FREE, CostTable, Curve
+from ..speedup.predict import predictions
+from ..speedup.stats import Stats
+from .pass_costs import runnable
 from .timing import GraphTimer
-from .trees import observed_trees
+from .tree_search import observed_trees
 from .virtual_clock import decoding
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
     from ..engines.base import Engine
-    from ..session import Result, Session
+    from ..session.session import Result, Session
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Widths q of the T(q) table, up to the bundle's max_width."""
@@ -374,10 +374,10 @@ def _bound(table: CostTable, draft: str, total: Stats) -> dict[str, Any] | None:
     }
 
 
-def measured_costs(session: Session, table: CostTable, rows: int) -> StoredCosts:
+def measured_costs(session: Session, table: CostTable, cache_len: int) -> StoredCosts:
     """An entry for the manifest: the table, when and where it was measured, and at how many key/value rows."""
     date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return StoredCosts.of(table, _engine(session).machine, session.threads or 1, date, rows)
+    return StoredCosts.of(table, _engine(session).machine, session.threads or 1, date, cache_len)
 
 
 def _engine(session: Session) -> Engine:

@@ -11,12 +11,12 @@ from typing import Any
 from ..bundle.interfaces import kept_attention
 from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
-from ..errors import BundleError, OptionError
-from ..speculate.choice import best_length, longest_drafts
-from ..speculate.costs import CostTable
-from .devices import JETSON, RTX_TARGETS, Device, lowerings
+from ..common.errors import BundleError, OptionError
+from ..hardware.devices import JETSON, RTX_TARGETS, Device, lowerings
+from ..speedup.cost_model import CostTable
+from ..speedup.predict import best_length, longest_drafts
 from .inspection import cross_kv_bytes_per_row, kv_bytes_per_layer, kv_bytes_per_token
-from .passes import cost_table, passes
+from .pass_costs import cost_table, passes
 
 CONTEXT_BYTES = 512 << 20
 """Set aside for the GPU's context and libraries, and for what a pass computes with."""

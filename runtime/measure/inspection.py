@@ -7,8 +7,8 @@ from typing import Any
 from ..bundle.folder import Bundle
 from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
-from ..speculate.stored_acceptance import stored_acceptance
-from ..speculate.stored_costs import every_costs
+from ..bundle.stored_acceptance import stored_acceptance
+from ..bundle.stored_costs import every_costs
 
 
 def kv_bytes_per_layer(manifest: Manifest) -> int:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..decode.kv import BUCKET
+from ..decoder.kv_cache import BUCKET
 from ..engines.base import DTYPES
-from .passes import cost_table, passes
-from .stand_ins import named_sizes, pass_sizes, stand_in
+from .pass_costs import cost_table, passes
+from .synthetic_inputs import named_sizes, pass_sizes, stand_in
 
 if TYPE_CHECKING:
     from ..bundle.folder import Bundle
     from ..bundle.manifest import DraftInfo, ValueInfo
     from ..engines.base import Call, Engine, View
-    from ..speculate.costs import CostTable
+    from ..speedup.cost_model import CostTable
 
 BUDGET = 8.0
 """Seconds spent on all passes together, so that large models are timed in bearable time."""
@@ -65,13 +65,13 @@ class GraphTimer:
         self,
         graph: str,
         width: int,
-        rows: int | None = None,
+        num_logits: int | None = None,
         given: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> Call:
         """One call. `rows`: of the head, by default all. `given`: inputs that are not made up, which say how large the
         dimensions of their names are."""
         info = self._engine.interface(graph)
-        sizes = self._sizes | pass_sizes(width, rows) | {"image_rows": width}
+        sizes = self._sizes | pass_sizes(width, num_logits) | {"image_rows": width}
         sizes |= named_sizes(((value.name, tuple(value.shape)) for value in info.inputs), given)
 
         def view(value: ValueInfo) -> View:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..speculate.acceptance import Verdict
-from ..speculate.budget import Budget
-from ..speculate.costs import CostTable
-from ..speculate.stats import Stats
+from ..sampling.verify import Verdict
+from ..speedup.budget import Budget
+from ..speedup.cost_model import CostTable
+from ..speedup.stats import Stats
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import jinja2
 import jinja2.ext
 from jinja2.exceptions import SecurityError
 
-from ..errors import BundleError, PromptError, VlmexportError
-from ..foreign import is_foreign
+from ..common.errors import BundleError, PromptError, VlmexportError
+from ..common.foreign_errors import is_foreign
 from .errors import one_line
 from .meter import METER
 from .sandbox import BoundedSandbox, render

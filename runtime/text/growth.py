@@ -16,8 +16,8 @@ from typing import Any
 
 import tokenizers
 
-from ..errors import BundleError, PromptError
-from ..foreign import raise_if_foreign
+from ..common.errors import BundleError, PromptError
+from ..common.foreign_errors import raise_if_foreign
 from . import regexes
 
 LARGEST = 4_000_000

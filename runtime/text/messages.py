@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from ..errors import PromptError
-from ..foreign import raise_if_foreign
+from ..common.errors import PromptError
+from ..common.foreign_errors import raise_if_foreign
 from .chat import render_chat
 from .marked import MARK, Marked
 from .meter import TooMuch

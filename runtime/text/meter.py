@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2.utils import Namespace
 
-from ..errors import PromptError
+from ..common.errors import PromptError
 
 WORK = 2_000_000
 """Units of one rendering: seconds at most, also on a small board. A conversation of 100 messages takes some thousands."""

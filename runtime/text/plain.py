@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tokenizers
 
-from ..errors import BundleError, PromptError
+from ..common.errors import BundleError, PromptError
 from .marked import Marked
 from .tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ import codecs
 
 import numpy as np
 
-from ..errors import PromptError
+from ..common.errors import PromptError
 
 LONGEST = 1_000_000
 """Characters. Above this the prompt is refused before tokenizing, which would take seconds."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tokenizers
 
-from ..errors import BundleError, VlmexportError
-from ..foreign import is_foreign, raise_if_foreign
+from ..common.errors import BundleError, VlmexportError
+from ..common.foreign_errors import is_foreign, raise_if_foreign
 from .errors import one_line
 from .growth import LARGEST, Growth, growth_of, state_of
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import kept_traces
 import pytest
-from training_targets import make_records, make_target
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
+
+from tests.support import kept_traces
+from tests.support.training_targets import make_records, make_target
 
 kept_traces.install()
 

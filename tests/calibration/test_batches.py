@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from training_targets import make_records, make_target
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation import ranking, run, skipped
 from vlmexport.calibration.evaluation.acceptance import Acceptance
@@ -17,9 +16,11 @@ from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.torch_answers import TorchAnswers
 from vlmexport.calibration.targets.batches import Batches
 from vlmexport.calibration.targets.target import Rows, Target
-from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
-from vlmexport.exporter.families.skipping import Sublayers
-from vlmexport.runtime.errors import CapacityError
+from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
+from vlmexport.exporter.families.common.layer_skip import Sublayers
+from vlmexport.runtime.common.errors import CapacityError
+
+from tests.support.training_targets import make_records, make_target
 
 NEW = 8
 

@@ -19,26 +19,27 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from PIL import Image
-from training_targets import with_answers
 from transformers import AutoImageProcessor
 from vlmexport.calibration.data import load_records
+from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene, score_told, total_accuracy
+from vlmexport.calibration.data.scenes.dataset import model_picture
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST, Captioner
-from vlmexport.calibration.workshop.recipes.common.checks import Checks, described
-from vlmexport.calibration.workshop.recipes.common.drafts import exits, measure_drafts
-from vlmexport.calibration.workshop.recipes.common.evaluation import musts
-from vlmexport.calibration.workshop.recipes.evaluate import imitation_drafts, shipped
-from vlmexport.calibration.workshop.recipes.models import captioner_of, open_captioner
-from vlmexport.calibration.workshop.recipes.tiny_drafts import draft_layers, joined
-from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, score_told, total_accuracy
-from vlmexport.calibration.workshop.scenes.dataset import model_picture
-from vlmexport.exporter.aliases import ALIASES, Alias, find_alias
+from vlmexport.exporter.common.aliases import ALIASES, Alias, find_alias
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.exporter.drafts.layer import LayerDraft
-from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.eagle.layer_draft import LayerDraft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.exporter.drafts.selection import select_drafts
+
+from recipes.common.captioner import LONGEST, Captioner
+from recipes.common.checks import Checks, described
+from recipes.common.drafts import exits, measure_drafts
+from recipes.common.evaluation import musts
+from recipes.evaluate import imitation_drafts, shipped
+from recipes.models import captioner_of, open_captioner
+from recipes.tiny_drafts import draft_layers, joined
+from tests.support.training_targets import with_answers
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MODELS = [alias.name for alias in ALIASES if alias.bundled]

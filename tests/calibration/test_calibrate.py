@@ -16,18 +16,19 @@ from PIL import Image
 from rich.console import Console
 from vlmexport.calibration import calibrate as calibrate_command
 from vlmexport.runtime import Bundle, Session, cli
-from vlmexport.runtime.bundle.combination import combinations
+from vlmexport.runtime.bundle.combined_drafts import combinations
+from vlmexport.runtime.bundle.stored_acceptance import measured_chains, measured_trees, stored_acceptance
+from vlmexport.runtime.bundle.stored_costs import StoredCosts
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.measure import calibration, timing
-from vlmexport.runtime.measure.calibration import TREES, budgets
-from vlmexport.runtime.measure.passes import passes
-from vlmexport.runtime.speculate.controller import Adaptive
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_acceptance import measured_chains, measured_trees, stored_acceptance
-from vlmexport.runtime.speculate.stored_costs import StoredCosts
+from vlmexport.runtime.measure import timing
+from vlmexport.runtime.measure.pass_costs import passes
+from vlmexport.runtime.policy.adaptive import Adaptive
+from vlmexport.runtime.speedup.stats import Stats
+from vlmexport.runtime.tuning import survey
+from vlmexport.runtime.tuning.survey import TREES, budgets
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 Capture = pytest.CaptureFixture[str]
 Bundles = Callable[[str], "TinyBundle"]
@@ -36,7 +37,7 @@ Bundles = Callable[[str], "TinyBundle"]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "BUDGET", 0.05)
-    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    monkeypatch.setattr(survey, "SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_every_draft_is_observed_and_the_choice_is_written(bundle: Path, data: P
         and seen.evaluated == again.evaluated_by_depth[: len(seen.accepted)]
     )
     best = report["predictions"][0]
-    if best["speedup"] < calibration.NEAR * 1.05:
+    if best["speedup"] < survey.NEAR * 1.05:
         assert report["costs"]["choice"]["draft"] is None and report["requests"]["look"] == 0
     else:
         assert best["measured"] is not None and report["requests"]["look"] == 2
@@ -137,7 +138,7 @@ def test_an_adaptor_is_no_part_of_a_drafted_token(tiny_bundle: Bundles, tmp_path
     path = shutil.copytree(tiny_bundle("llava").path, tmp_path / "bundle")
     with Session.load(path) as session:
         made = passes(session.bundle.manifest, session.bundle.manifest.drafts, [2], embed=False)
-        report = calibration.calibrate(session, [{"prompt": "the cup"}], "one", max_new_tokens=8, repeats=1)
+        report = survey.calibrate(session, [{"prompt": "the cup"}], "one", max_new_tokens=8, repeats=1)
     assert made["propose", "vispec", 1] == ["vispec"]
     assert {entry["draft"] for entry in report["acceptance"]} >= {"eagle", "vispec"}
     assert report["costs"]["drafts"]["vispec"]["propose"] > 0

@@ -9,21 +9,21 @@ from pathlib import Path
 import jsonschema
 import pytest
 import typer
-from training_targets import make_target
 from typer import rich_utils
 from typer.testing import CliRunner
+from vlmexport import calibration
 from vlmexport.calibration.cli import register
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.generation.bundle_answers import BundleAnswers
+from vlmexport.calibration.objectives import options_of
+from vlmexport.calibration.objectives.training_options import LoopOptions, flag_of
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.flags import read_flags
-from vlmexport.calibration.training.objectives import options_of
-from vlmexport.calibration.training.options import LoopOptions, flag_of
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
-from vlmexport import calibration
+from tests.support.training_targets import make_target
 
 SCHEMAS = Path(calibration.__file__).parent / "schemas"
 

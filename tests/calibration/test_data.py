@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from vlmexport.calibration.data import ImageRef, load_records
-from vlmexport.calibration.workshop.scenes import HELDOUT, render
-from vlmexport.calibration.workshop.scenes.film import sample_film
-from vlmexport.calibration.workshop.scenes.pair import sample_pair
-from vlmexport.runtime.errors import ImageError, InputError, OptionError
+from vlmexport.calibration.data.scenes import HELDOUT, render
+from vlmexport.calibration.data.scenes.film import sample_film
+from vlmexport.calibration.data.scenes.pair import sample_pair
+from vlmexport.runtime.common.errors import ImageError, InputError, OptionError
 from vlmexport.runtime.images.video import Video
 
 

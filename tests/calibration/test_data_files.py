@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from vlmexport.calibration.data import files, load_records
-from vlmexport.calibration.data.field_maps import LARGEST_ROW
-from vlmexport.runtime import reading
-from vlmexport.runtime.errors import OptionError, VlmexportError
+from vlmexport.calibration.data import load_records
+from vlmexport.calibration.data.reading import files
+from vlmexport.calibration.data.reading.field_maps import LARGEST_ROW
+from vlmexport.runtime.common import bounded_files
+from vlmexport.runtime.common.errors import OptionError, VlmexportError
 
 FILES = {
     "coco:{0},{f}": "json", "vqav2:{0},{f}": "json", "visdial:{0},{f}": "json", "llava-instruct:{0},{f}": "json",
@@ -33,7 +34,7 @@ JSON = [form for form, ending in FILES.items() if ending == "json"]
 @pytest.fixture(autouse=True)
 def _in_time(monkeypatch: pytest.MonkeyPatch):
     """Nothing here waits for ever."""
-    monkeypatch.setattr(reading, "PIPE_WAIT", 0.05)
+    monkeypatch.setattr(bounded_files, "PIPE_WAIT", 0.05)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(60)
     yield
@@ -82,8 +83,8 @@ def test_what_is_no_json_is_named(form: str, tmp_path: Path) -> None:
 
 def test_json_that_is_unusual_but_clear_is_read(tmp_path: Path) -> None:
     for text in ('{"a": 1, "a": 1}', '\ufeff{"a": 1}', ' {"a":\r\n1}'):
-        assert reading.parse_json(text.encode()) == {"a": 1}
-    assert reading.parse_json(b'"\\ud800"') == "\ud800"  # who reads a field looks at its text
+        assert bounded_files.parse_json(text.encode()) == {"a": 1}
+    assert bounded_files.parse_json(b'"\\ud800"') == "\ud800"  # who reads a field looks at its text
 
 
 def test_files_are_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +105,7 @@ def test_files_are_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_row_of_a_table_is_bounded_over_all_its_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vlmexport.calibration.data import field_maps
+    from vlmexport.calibration.data.reading import field_maps
 
     assert LARGEST_ROW == 64 << 20
     monkeypatch.setattr(field_maps, "LARGEST_ROW", 1000)
@@ -150,7 +151,7 @@ class _written:
 
 
 def test_a_pipe_that_somebody_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PIPE_WAIT", 10.0)
+    monkeypatch.setattr(bounded_files, "PIPE_WAIT", 10.0)
     turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "x" * 300_000}]
     for name, form, content in (
         ("a.json", "sharegpt:{0}", json.dumps([{"conversations": turns}] * 3)),

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from training_targets import make_target
 from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
-from vlmexport.calibration.data import places as data_places
 from vlmexport.calibration.data.formats import names, open_format
-from vlmexport.calibration.data.layout import asked
-from vlmexport.runtime.errors import ImageError, InputError, OptionError
+from vlmexport.calibration.data.layout import prompt_of
+from vlmexport.calibration.data.reading import places as data_places
+from vlmexport.runtime.common.errors import ImageError, InputError, OptionError
 from vlmexport.runtime.images.video import Video
+
+from tests.support.training_targets import make_target
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -520,11 +521,11 @@ def test_a_conversation_is_asked_as_the_model_reads_one():
     record = Record(
         "k", "how many?", history=(("system", "Be brief."), ("user", "is it red?"), ("assistant", "no"))
     )
-    text = asked(record, None, template=False, vision=True)
+    text = prompt_of(record, None, template=False, vision=True)
     assert text == "Be brief. Question: is it red? Answer: no Question: how many? Answer:"
-    plain: Any = asked(record, None, template=True, vision=False)
+    plain: Any = prompt_of(record, None, template=True, vision=False)
     assert [m["content"] for m in plain] == ["Be brief.", "is it red?", "no", "how many?"]
-    seen: Any = asked(record, [image, Video("x.mp4")], template=True, vision=True)
+    seen: Any = prompt_of(record, [image, Video("x.mp4")], template=True, vision=True)
     assert [m["role"] for m in seen] == ["system", "user", "assistant", "user"]
     assert [[part["type"] for part in m["content"]] for m in seen] == [
         ["text"],
@@ -532,7 +533,7 @@ def test_a_conversation_is_asked_as_the_model_reads_one():
         ["text"],
         ["text"],
     ]
-    assert asked(Record("k", "how many?"), image, template=True, vision=True) == "how many?"
+    assert prompt_of(Record("k", "how many?"), image, template=True, vision=True) == "how many?"
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2.5-vl", "blip2-t5"])
@@ -776,7 +777,7 @@ def test_every_form_has_a_usage_and_a_line_in_the_docs(name: str):
     form = open_format(name)
     with pytest.raises(OptionError, match=re.escape(f"give {name}:{form.USAGE}")):
         load_records(f"{name}:")
-    assert f"`{name}:" in (ROOT / "docs" / "training.md").read_text("utf-8")
+    assert f"`{name}:" in (ROOT / "docs" / "how-to" / "data.md").read_text("utf-8")
 
 
 def test_a_form_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -786,7 +787,9 @@ def test_a_form_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source += (
         "def load(arguments, prompt, problems):\n    return [Record('k', w) for w in arguments.places]\n"
     )
-    document(tmp_path / "my_form.py", source.replace("..records", "vlmexport.calibration.data.records"))
+    document(
+        tmp_path / "my_form.py", source.replace("..records", "vlmexport.calibration.data.reading.records")
+    )
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
     assert "my-form" in names()
     assert load_records("my-form:hello").records == [Record("k", "hello")]

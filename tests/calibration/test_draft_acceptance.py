@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training_targets import logits_after, options, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation import plot
 from vlmexport.calibration.evaluation.acceptance import Acceptance, greedy_cycles, measure
 from vlmexport.calibration.evaluation.plot import plot_by_position
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.features import LiveFeatures
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.runtime.errors import OptionError
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+from vlmexport.runtime.common.errors import OptionError
+
+from tests.support.training_targets import logits_after, options, own_answers
 
 LAYER, NEW = 3, 14
 

@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_targets import own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.full_sequences import unrolled
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.eagle3 import Eagle3Objective
+from vlmexport.calibration.objectives.eagle3_options import Eagle3Options
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.eagle3 import Eagle3Objective
-from vlmexport.calibration.training.objectives.eagle3_options import Eagle3Options
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.training.texts import unrolled
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.exporter.drafts.eagle.eagle3 import Eagle3Draft
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.session.session import Session
+
+from tests.support.training_targets import own_answers
 
 NEW = 14
 

@@ -5,25 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
-from every_kind import counted_by_the_runtime
-from training_targets import logits_after, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import chain_cycles
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.full_sequences import unrolled
+from vlmexport.calibration.features.vispec_masks import shifted
+from vlmexport.calibration.objectives import objective_for, options_of
+from vlmexport.calibration.objectives.eagle_options import EagleOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.objectives import objective_for, options_of
-from vlmexport.calibration.training.objectives.eagle_options import EagleOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts, train_draft
-from vlmexport.calibration.training.sight import shifted
-from vlmexport.calibration.training.texts import unrolled
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.eagle import EagleDraft
-from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.session.session import Session
+
+from tests.support import tiny_models
+from tests.support.every_kind import counted_by_the_runtime
+from tests.support.training_targets import logits_after, own_answers
 
 NEW = 14
 

@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drawn_paths import every
-from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, VALIDATION
-from vlmexport.calibration.workshop.scenes.authors import Pen
-from vlmexport.calibration.workshop.scenes.dataset import film_pictures, resized
-from vlmexport.calibration.workshop.scenes.film import (
+from vlmexport.calibration.data.scenes import HELDOUT, TRAIN, VALIDATION
+from vlmexport.calibration.data.scenes.authors import Pen
+from vlmexport.calibration.data.scenes.dataset import film_pictures, resized
+from vlmexport.calibration.data.scenes.film import (
     FRAMES,
     LEAST_OBJECTS,
     MOST_EVENTS,
@@ -23,25 +22,27 @@ from vlmexport.calibration.workshop.scenes.film import (
     Film,
     sample_film,
 )
-from vlmexport.calibration.workshop.scenes.film_asking import ask_film, film_answer_value, film_facts
-from vlmexport.calibration.workshop.scenes.film_story import (
+from vlmexport.calibration.data.scenes.film_asking import ask_film, film_answer_value, film_facts
+from vlmexport.calibration.data.scenes.film_story import (
     read_story,
     score_story,
     tell_film,
     total_story,
     write_film,
 )
-from vlmexport.calibration.workshop.scenes.film_words import FILM_QUESTIONS, FILM_REPLIES, FILM_SLOTS
-from vlmexport.calibration.workshop.scenes.render import render
-from vlmexport.calibration.workshop.scenes.scene import (
+from vlmexport.calibration.data.scenes.film_words import FILM_QUESTIONS, FILM_REPLIES, FILM_SLOTS
+from vlmexport.calibration.data.scenes.render import render
+from vlmexport.calibration.data.scenes.scene import (
     LANE_COUNT,
     SceneObject,
     free_place,
     in_lane,
     with_objects,
 )
-from vlmexport.calibration.workshop.scenes.vocabulary import COLOURS
-from vlmexport.calibration.workshop.scenes.words import SLOTS
+from vlmexport.calibration.data.scenes.vocabulary import COLOURS
+from vlmexport.calibration.data.scenes.words import SLOTS
+
+from tests.support.drawn_paths import every
 
 
 def _films(count: int, *spans: range) -> Iterator[Film]:

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training_targets import KINDS, logits_after, make_jsonl, make_records, make_target, options
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.generated import shard_name
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
 from vlmexport.calibration.generation import engine
 from vlmexport.calibration.generation.answers import Answers, GenerationOptions
 from vlmexport.calibration.generation.bundle_answers import BundleAnswers
@@ -24,11 +23,13 @@ from vlmexport.calibration.generation.torch_answers import Draws, TorchAnswers
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.common.reference import collate
 from vlmexport.exporter.parity.generation import NEAR_TIE
 from vlmexport.exporter.parity.reference import load_reference
-from vlmexport.runtime.errors import ExportError, InputError, OptionError
-from vlmexport.runtime.locks import only_one
+from vlmexport.runtime.common.errors import ExportError, InputError, OptionError
+from vlmexport.runtime.common.locks import only_one
+
+from tests.support.training_targets import KINDS, logits_after, make_jsonl, make_records, make_target, options
 
 TURNS = (("user", "is it red?"), ("assistant", "a cup"))
 """What was said before a record."""

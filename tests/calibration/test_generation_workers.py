@@ -15,15 +15,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from training_targets import make_records, make_target
-from vlmexport.calibration.data.records import ImageRef, Record
+from vlmexport.calibration.data.reading.records import ImageRef, Record
 from vlmexport.calibration.generation import worker
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.bundle_answers import BundleAnswers, _waves
 from vlmexport.calibration.generation.messages import LOGGER, Failure
 from vlmexport.calibration.generation.target_bundle import target_bundle
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import PromptError, VlmexportError
+from vlmexport.runtime.common.errors import PromptError, VlmexportError
+
+from tests.support.training_targets import make_records, make_target
 
 SHORT, LONG = GenerationOptions(6), GenerationOptions(90, temperature=1.0, samples=20)
 

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from training_targets import make_records, make_target, options
 from vlmexport.calibration.data import ImageRef, Record, load_records
-from vlmexport.calibration.data.lines import LONGEST_LINE
+from vlmexport.calibration.data.reading.lines import LONGEST_LINE
+from vlmexport.calibration.features.features import build_cache
 from vlmexport.calibration.targets.target import Target, find_device, load_target
-from vlmexport.calibration.training.features import build_cache
 from vlmexport.calibration.training.run import train_draft, usable_records
-from vlmexport.exporter.drafts import files as draft_files
+from vlmexport.exporter.drafts.common import files as draft_files
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import DivergedError, InputError, OptionError
+from vlmexport.runtime.common.errors import DivergedError, InputError, OptionError
+
+from tests.support.training_targets import make_records, make_target, options
 
 
 @pytest.fixture(scope="module")

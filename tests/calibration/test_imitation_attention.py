@@ -8,22 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_kind import counted_by_the_runtime, learns_and_resumes
-from training_targets import KINDS, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.full_sequences import rows_of
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.imitation import AttendingObjective
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.flags import read_flags, with_option_flags
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.imitation import AttendingObjective
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import source_for, train_draft
-from vlmexport.calibration.training.texts import rows_of
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.session.session import Session
+
+from tests.support.every_kind import counted_by_the_runtime, learns_and_resumes
+from tests.support.training_targets import KINDS, own_answers
 
 LAYER, NEW = 2, 12
 

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from changing_targets import NEW, Place, learned, make_place, trainer, weights
-from training_targets import own_answers
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives import losses, objective_for
+from vlmexport.calibration.objectives.imitation_joint import JointImitationObjective
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training import losses
-from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.imitation_joint import JointImitationObjective
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import ExportError, OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.common.errors import ExportError, OptionError
+from vlmexport.runtime.session.session import Session
+
+from tests.support.changing_targets import NEW, Place, learned, make_place, trainer, weights
+from tests.support.training_targets import own_answers
 
 LAYER = 2
 STAGES = {"fine_tune": 2, "joint": True, "joint_steps": 2}

@@ -11,12 +11,13 @@ import jsonschema
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from training_targets import make_records, make_target
 from vlmexport.calibration import cli as training_cli
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training import imitation_search
-from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.imitation_search import (
     SPACE,
     Trial,
@@ -27,12 +28,12 @@ from vlmexport.calibration.training.imitation_search import (
     shapes,
     told,
 )
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.exporter.drafts.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
-from vlmexport.exporter.drafts.imitation_network import SEEN
+from vlmexport.exporter.drafts.imitation.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.imitation.imitation_network import SEEN
 from vlmexport.runtime import cli
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
+
+from tests.support.training_targets import make_records, make_target
 
 LAYER = 2
 LOOP = LoopOptions(steps=3, batch_size=6, lr=3e-3, warmup=1)

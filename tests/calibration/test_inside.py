@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from vlmexport.calibration.data import load_records
-from vlmexport.calibration.data.places import check_reference
-from vlmexport.calibration.data.records import ImageRef
+from vlmexport.calibration.data.reading.places import check_reference
+from vlmexport.calibration.data.reading.records import ImageRef
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 
 def _picture(path: Path) -> Path:

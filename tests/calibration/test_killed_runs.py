@@ -13,11 +13,12 @@ import pytest
 
 pytest.importorskip("accelerate", reason="training needs [train]")
 
-from training_targets import make_records, make_target
-from vlmexport.calibration.training.cache_folder import PROGRESS, read_progress, save_progress
-from vlmexport.calibration.training.features import build_cache
-from vlmexport.calibration.training.text_cache import build_text_cache
+from vlmexport.calibration.features.cache_folder import PROGRESS, read_progress, save_progress
+from vlmexport.calibration.features.features import build_cache
+from vlmexport.calibration.features.text_cache import build_text_cache
 from vlmexport.calibration.training.trainer import lines_until
+
+from tests.support.training_targets import make_records, make_target
 
 
 class Killed(BaseException):

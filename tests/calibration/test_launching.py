@@ -22,11 +22,9 @@ import pytest
 import torch
 import typer
 from accelerate import PartialState
-from training_targets import make_jsonl, make_target, options
 from typer.testing import CliRunner
 from vlmexport.calibration.cli import register
-from vlmexport.calibration.data import load_records
-from vlmexport.calibration.processes import (
+from vlmexport.calibration.common.processes import (
     RANKS,
     SIZES,
     check_shared,
@@ -36,17 +34,20 @@ from vlmexport.calibration.processes import (
     said_once,
     together,
 )
+from vlmexport.calibration.data import load_records
+from vlmexport.calibration.objectives import objective_for
 from vlmexport.calibration.targets.target import find_device
-from vlmexport.calibration.training.objectives import objective_for
 from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.files import read_document
-from vlmexport.runtime.errors import LostProcessError, OptionError
-from vlmexport.runtime.locks import only_one
+from vlmexport.exporter.drafts.common.files import read_document
+from vlmexport.runtime.common.errors import LostProcessError, OptionError
+from vlmexport.runtime.common.locks import only_one
+
+from tests.support.training_targets import make_jsonl, make_target, options
 
 LAUNCHED = {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_MIXED_PRECISION": "no"}
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "training.md"
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "how-to" / "training-runs.md"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from vlmexport.calibration.training import losses
+from vlmexport.calibration.objectives import losses
 
 ROWS, VOCABULARY, WIDTH = 7, 11, 6
 

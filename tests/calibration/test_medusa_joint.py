@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,29 +12,28 @@ import jsonschema
 import pytest
 import torch
 import torch.nn.functional as F
-from changing_targets import NEW, Place, learned, make_place, trainer, weights
 from safetensors.torch import load_file, save_file
-from training_targets import KINDS, logits_after, make_target, own_answers
 from vlmexport.calibration import cli as training_cli
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.medusa import ahead, measure_hits
+from vlmexport.calibration.objectives.medusa_joint import JointMedusaObjective
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.medusa import ahead, measure_hits
-from vlmexport.calibration.training.objectives.medusa_joint import JointMedusaObjective
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import changed, fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import tiny_models
+from tests.support import tiny_models
+from tests.support.changing_targets import NEW, Place, learned, make_place, trainer, weights
+from tests.support.training_targets import KINDS, logits_after, make_target, own_answers
 
 ALL = (*KINDS, "llama-tied")
 HEADS = 2

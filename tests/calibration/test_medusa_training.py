@@ -6,21 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_targets import logits_after, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.medusa import ahead, frequent, heads_labels, measure_hits
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Rows, Target
-from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.medusa import ahead, frequent, heads_labels, measure_hits
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts, train_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.medusa import MedusaDraft
-from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa.medusa_network import MedusaConfig, MedusaHeads
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.session.session import Session
+
+from tests.support.training_targets import logits_after, own_answers
 
 HEADS, NEW = 3, 14
 

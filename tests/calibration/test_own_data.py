@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 from vlmexport.calibration.data import RecordSet, load_records
-from vlmexport.calibration.data.records import Record
-from vlmexport.runtime.errors import InputError, OptionError
+from vlmexport.calibration.data.reading.records import Record
+from vlmexport.runtime.common.errors import InputError, OptionError
 
 ASKED = [{"role": "user", "content": "What is it?"}]
 TALK = [*ASKED, {"role": "assistant", "content": "A cup."}]
@@ -202,8 +202,8 @@ def test_nothing_that_can_be_used(tmp_path: Path, capsys):
 
 
 def test_the_documented_lines_are_read_as_they_stand(tmp_path: Path, capsys):
-    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text("utf-8")
-    block = text.partition("### Your own data")[2].partition("```json\n")[2].partition("```")[0]
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "your-own-data.md").read_text("utf-8")
+    block = text.partition("```json\n")[2].partition("```")[0]
     (tmp_path / "pictures").mkdir()
     for name in ("1.png", "2.png"):
         Image.new("RGB", (8, 6)).save(tmp_path / "pictures" / name)

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from training_targets import make_target
 from typer.testing import CliRunner
 from vlmexport.calibration.cli import register
 from vlmexport.calibration.data import RecordSet, load_records
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
 from vlmexport.calibration.evaluation.task import chosen_task, fitting_task
 from vlmexport.calibration.targets.threads import with_threads
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
-from vlmexport.runtime.errors import OptionError
+
+from tests.support.training_targets import make_target
 
 LONG = "there is a red cup on the left of the table"
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_targets import make_jsonl, make_target
 from vlmexport.calibration.data import load_records
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.files import read_document
+from vlmexport.exporter.drafts.common.files import read_document
+
+from tests.support.training_targets import make_jsonl, make_target
 
 SCRIPT = """
 import json, sys
@@ -34,10 +35,10 @@ assert main([str(word) for word in ["train", "-v", *given, *options, "-o", folde
 from accelerate import PartialState
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training import features
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.features import features
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.training.trainer import Trainer
 

@@ -17,8 +17,8 @@ import jsonschema
 import pytest
 import torch
 from PIL import Image
-from training_targets import KINDS, logits_after, make_target
 from typer.testing import CliRunner
+from vlmexport import calibration
 from vlmexport.calibration import cli
 from vlmexport.calibration.data import ImageRef, Record, RecordSet
 from vlmexport.calibration.evaluation.quality import Told, captions, names, open_task, yes_no
@@ -29,9 +29,9 @@ from vlmexport.calibration.evaluation.run import evaluate
 from vlmexport.calibration.evaluation.speed import bound
 from vlmexport.calibration.targets.batches import Batches
 from vlmexport.calibration.targets.target import Target
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
-from vlmexport import calibration
+from tests.support.training_targets import KINDS, logits_after, make_target
 
 
 def java(*words: object) -> str:
@@ -435,9 +435,9 @@ def test_the_target_answers_once_for_drafts_and_score(
 def test_speedups_come_from_a_bundles_pass_times(target: Target, tmp_path: Path):
     """Twice as slow a draft, half the gain; a bundle without times is refused."""
     from vlmexport.calibration.evaluation.speed import Machine
-    from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-    from vlmexport.runtime.speculate.stats import Stats
-    from vlmexport.runtime.speculate.stored_costs import StoredCosts
+    from vlmexport.runtime.bundle.stored_costs import StoredCosts
+    from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+    from vlmexport.runtime.speedup.stats import Stats
 
     plain = Curve({1: 1.0, 4: 1.0})
     table = CostTable(plain, {"early-exit@2": DraftCosts(plain.scaled(0.5), trunk=0.5)})
@@ -460,7 +460,7 @@ def test_speedups_come_from_a_bundles_pass_times(target: Target, tmp_path: Path)
 
 def test_every_task_is_in_the_help_and_the_docs():
     root = Path(__file__).resolve().parents[2]
-    docs = (root / "docs" / "training.md").read_text("utf-8")
+    docs = (root / "docs" / "how-to" / "measure-a-draft.md").read_text("utf-8")
     shown = " ".join(call("eval", "--help").split())
     assert names() == ["captions", "choices", "exact", "vqa", "yes-no"]
     for name in names():

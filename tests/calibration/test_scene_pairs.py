@@ -6,8 +6,8 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, mirror
-from vlmexport.calibration.workshop.scenes.pair import (
+from vlmexport.calibration.data.scenes import HELDOUT, TRAIN, mirror
+from vlmexport.calibration.data.scenes.pair import (
     CHANGES,
     PAIR_QUESTIONS,
     Pair,
@@ -16,7 +16,7 @@ from vlmexport.calibration.workshop.scenes.pair import (
     pair_facts,
     sample_pair,
 )
-from vlmexport.calibration.workshop.scenes.vocabulary import UNSEEN
+from vlmexport.calibration.data.scenes.vocabulary import UNSEEN
 
 
 def _pairs(count: int, *spans: range) -> Iterator[Pair]:

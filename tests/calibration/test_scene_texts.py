@@ -10,8 +10,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from drawn_paths import every
-from vlmexport.calibration.workshop.scenes import (
+from vlmexport.calibration.data.scenes import (
     AUTHORS,
     HELDOUT,
     TRAIN,
@@ -26,9 +25,9 @@ from vlmexport.calibration.workshop.scenes import (
     tell,
     total_accuracy,
 )
-from vlmexport.calibration.workshop.scenes.asking import QUESTIONS, REPLIES
-from vlmexport.calibration.workshop.scenes.authors import Pen, habits
-from vlmexport.calibration.workshop.scenes.caption import (
+from vlmexport.calibration.data.scenes.asking import QUESTIONS, REPLIES
+from vlmexport.calibration.data.scenes.authors import Pen, habits
+from vlmexport.calibration.data.scenes.caption import (
     clause,
     in_order,
     noun_phrase,
@@ -36,14 +35,16 @@ from vlmexport.calibration.workshop.scenes.caption import (
     tidy,
     write,
 )
-from vlmexport.calibration.workshop.scenes.plan import Named, check_plan, plan, split_plan
-from vlmexport.calibration.workshop.scenes.reading import check_told_plan
-from vlmexport.calibration.workshop.scenes.scene import Relation
-from vlmexport.calibration.workshop.scenes.text_stats import NgramModel, prompt_lookup_tau
-from vlmexport.calibration.workshop.scenes.vocabulary import COLOURS
-from vlmexport.calibration.workshop.scenes.words import KIND_REASONS, SLOTS
-from vlmexport.runtime.proposers.ngram_index import NgramIndex
-from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.calibration.data.scenes.plan import Named, check_plan, plan, split_plan
+from vlmexport.calibration.data.scenes.reading import check_told_plan
+from vlmexport.calibration.data.scenes.scene import Relation
+from vlmexport.calibration.data.scenes.text_stats import NgramModel, prompt_lookup_tau
+from vlmexport.calibration.data.scenes.vocabulary import COLOURS
+from vlmexport.calibration.data.scenes.words import KIND_REASONS, SLOTS
+from vlmexport.runtime.drafts.prompt_lookup.ngram_index import NgramIndex
+from vlmexport.runtime.speedup.budget import Budget
+
+from tests.support.drawn_paths import every
 
 
 def _tokens(text: str) -> list[str]:
@@ -202,7 +203,7 @@ def test_different_draws_give_different_texts():
 
 
 def test_clauses_are_told_apart(monkeypatch):
-    from vlmexport.calibration.workshop.scenes import caption
+    from vlmexport.calibration.data.scenes import caption
 
     item = sample_scene(0, 5).objects[0]
     monkeypatch.setattr(caption, "noun_phrase", lambda item, pen: ("a thing", Named(item.colour, item.kind)))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from vlmexport.calibration.workshop.scenes import (
+from vlmexport.calibration.data.scenes import (
     HELDOUT,
     TRAIN,
     VALIDATION,
@@ -16,8 +16,8 @@ from vlmexport.calibration.workshop.scenes import (
     split_of,
     tell,
 )
-from vlmexport.calibration.workshop.scenes.text_stats import NgramModel, prompt_lookup_tau
-from vlmexport.calibration.workshop.scenes.vocabulary import COLOURS, KINDS, UNSEEN
+from vlmexport.calibration.data.scenes.text_stats import NgramModel, prompt_lookup_tau
+from vlmexport.calibration.data.scenes.vocabulary import COLOURS, KINDS, UNSEEN
 
 
 def test_world_is_rich_enough():

@@ -10,25 +10,26 @@ import jsonschema
 import pytest
 import torch
 import typer
-from training_targets import KINDS, make_records, make_target
 from typer.testing import CliRunner
 from vlmexport.calibration import cli
 from vlmexport.calibration import search as searches
-from vlmexport.calibration.data.records import RecordSet
+from vlmexport.calibration.data.reading.records import RecordSet
 from vlmexport.calibration.evaluation import run
 from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import Chains, chains, known, replay
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, search, starts
-from vlmexport.calibration.search.weights import Weights
+from vlmexport.calibration.targets.layer_weights import Weights
 from vlmexport.calibration.targets.target import Target
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
-from vlmexport.exporter.families.skipping import Sublayers, disregarded
-from vlmexport.runtime.errors import InputError, OptionError
-from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.adaptive_threshold import AdaptiveThreshold
-from vlmexport.runtime.speculate.policy import FixedLength
+from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
+from vlmexport.exporter.families.common.layer_skip import Sublayers, disregarded
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime.common.errors import InputError, OptionError
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.policy.confidence import AdaptiveThreshold
+from vlmexport.runtime.session.session import Session
+
+from tests.support.training_targets import KINDS, make_records, make_target
 
 SKIP = Sublayers((1, 3), (0, 3))
 

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import tiny_models
 from vlmexport.calibration.generation.target_bundle import PROMPT, target_bundle
+
+from tests.support import tiny_models
 
 
 def test_rows_of_a_large_picture_fit_beside_prompt_and_answer(

@@ -15,17 +15,18 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import Tensor
-from training_targets import make_records, make_target, with_answers
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.features import text_cache
+from vlmexport.calibration.features.features import build_cache
+from vlmexport.calibration.features.text_cache import CachedTexts, build_text_cache
+from vlmexport.calibration.objectives import options_of
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, Texts
-from vlmexport.calibration.training import text_cache
-from vlmexport.calibration.training.features import build_cache
-from vlmexport.calibration.training.objectives import options_of
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.training.text_cache import CachedTexts, build_text_cache
-from vlmexport.runtime import locks
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common import locks
+from vlmexport.runtime.common.errors import OptionError
+
+from tests.support.training_targets import make_records, make_target, with_answers
 
 TAPS = (1, 3)
 

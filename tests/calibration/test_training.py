@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_kind import learns_and_resumes
-from training_targets import KINDS, TRAINED, make_records, make_target, options, own_answers
+from vlmexport.calibration import objectives
 from vlmexport.calibration.data import RecordSet
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
+from vlmexport.calibration.features.features import CachedFeatures, LiveFeatures, build_cache
+from vlmexport.calibration.objectives import losses, objective_for, options_of
+from vlmexport.calibration.objectives.imitation import ImitationObjective
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training import losses, objectives
-from vlmexport.calibration.training.features import CachedFeatures, LiveFeatures, build_cache
-from vlmexport.calibration.training.objectives import objective_for, options_of
-from vlmexport.calibration.training.objectives.imitation import ImitationObjective
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import few_validation, train_draft
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
-from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
-from vlmexport.runtime.errors import ExportError, InputError, OptionError
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.runtime.common.errors import ExportError, InputError, OptionError
+
+from tests.support.every_kind import learns_and_resumes
+from tests.support.training_targets import KINDS, TRAINED, make_records, make_target, options, own_answers
 
 LAYER = 2
 
@@ -342,7 +343,10 @@ def test_a_fusion_begins_as_the_average_and_is_no_part_of_the_draft(
 def test_the_loop_knows_no_draft_kind():
     """What a kind is called, and which options it has, stand in its own files and its registry line."""
     room = Path(objectives.__file__).parents[1]
-    for name in ("trainer.py", "run.py", "options.py", "features.py", "state.py"):
+    for name in (
+        "training/trainer.py", "training/run.py", "training/state.py", "features/features.py",
+        "objectives/training_options.py",
+    ):  # fmt: skip
         text = (room / name).read_text("utf-8").lower()
         assert "imitation" not in text.replace("the imitation network is stateless", ""), name
 

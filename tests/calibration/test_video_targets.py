@@ -8,28 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from every_kind import counted_by_the_runtime
 from PIL import Image
-from qwen_inputs import model_inputs
-from test_text_cache import assert_same
-from test_vispec_training import small
-from training_targets import entering, make_target, own_answers
 from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.text_cache import CachedTexts, build_text_cache
+from vlmexport.calibration.features.vispec_masks import sight_of
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.torch_answers import TorchAnswers
+from vlmexport.calibration.objectives.training_options import LoopOptions
+from vlmexport.calibration.objectives.vispec_options import VispecOptions
 from vlmexport.calibration.targets.target import Target, Texts
-from vlmexport.calibration.training.objectives.vispec_options import VispecOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.training.sight import sight_of
-from vlmexport.calibration.training.text_cache import CachedTexts, build_text_cache
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.manifest import VideoInfo
-from vlmexport.runtime.errors import InputError
+from vlmexport.runtime.common.errors import InputError
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import Video, sampled
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
+
+from tests.calibration.test_text_cache import assert_same
+from tests.calibration.test_vispec_training import small
+from tests.support.every_kind import counted_by_the_runtime
+from tests.support.qwen_inputs import model_inputs
+from tests.support.training_targets import entering, make_target, own_answers
 
 FRAMES = [Image.fromarray(np.roll(synthetic_image(60, 90), 4 * at, axis=1)) for at in range(9)]
 NEW = 10

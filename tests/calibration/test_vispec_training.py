@@ -8,24 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from every_kind import counted_by_the_runtime, learns_and_resumes
-from training_targets import entering, make_jsonl, make_records, make_target, own_answers
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.full_sequences import drafting
+from vlmexport.calibration.features.vispec_masks import sight_of
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.eagle_options import EagleOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
+from vlmexport.calibration.objectives.vispec_options import VispecOptions
 from vlmexport.calibration.targets.target import Target, Texts
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.eagle_options import EagleOptions
-from vlmexport.calibration.training.objectives.vispec_options import VispecOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.training.sight import sight_of
-from vlmexport.calibration.training.texts import drafting
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.eagle_network import EagleConfig
-from vlmexport.exporter.drafts.vispec import VispecDraft
-from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig
+from vlmexport.exporter.drafts.eagle.vispec import VispecDraft
+from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig, VispecNetwork
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.session.session import Session
+
+from tests.support.every_kind import counted_by_the_runtime, learns_and_resumes
+from tests.support.training_targets import entering, make_jsonl, make_records, make_target, own_answers
 
 NEW = 14
 

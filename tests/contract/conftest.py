@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-import device_counts
 import pytest
 import torch
-from cycle_counts import counted
-from oracle import Oracle
-from rig import ENGINES, FAMILIES, Rig
+
+from tests.support import device_counts
+from tests.support.cycle_counts import counted
+from tests.support.oracle import Oracle
+from tests.support.rig import ENGINES, FAMILIES, Rig
 
 KEPT = 3 * len(ENGINES)
 """Rigs that a process keeps: those of a family, with one cut and with two, and some of others."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pairs import in_pairs
-from rig import ENGINES, FAMILIES, Rig
-from rows import ROWS
+from tests.support.pairs import in_pairs
+from tests.support.rig import ENGINES, FAMILIES, Rig
+from tests.support.rows import ROWS
 
 
 @in_pairs(family=FAMILIES, engine=ENGINES, row=ROWS)

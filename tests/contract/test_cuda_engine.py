@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import lossless
 import numpy as np
 import onnxruntime as ort
 import pytest
-from as_library import as_library
-from engines.emulated import EmulatedCuda
-from engines.fake_cuda import STREAM, FakeCuda
-from rig import Rig
-from vlmexport.exporter.graphs.answers import build_answers
+from vlmexport.exporter.graphs.argmax import build_answers
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.engines import answers, create
+from vlmexport.runtime.common.errors import BundleError, CapacityError, DeviceError
+from vlmexport.runtime.engines import argmax as answers
+from vlmexport.runtime.engines import create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
-from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
+
+from tests.support import lossless
+from tests.support.as_library import as_library
+from tests.support.engines.emulated import EmulatedCuda
+from tests.support.engines.fake_cuda import STREAM, FakeCuda
+from tests.support.rig import Rig
 
 
 def test_without_the_provider(
@@ -123,7 +125,7 @@ def test_a_graph_that_is_not_as_the_manifest_says(tiny_bundle: Callable) -> None
 
 def test_the_shipped_graph_is_what_its_source_makes() -> None:
     shipped = Path(answers.__file__).with_name(answers.FILE).read_bytes()
-    assert shipped == build_answers().SerializeToString(), "python -m vlmexport.exporter.graphs.answers FILE"
+    assert shipped == build_answers().SerializeToString(), "python -m vlmexport.exporter.graphs.argmax FILE"
 
 
 def test_answers_are_the_first_of_the_highest_and_whether_it_is_a_number() -> None:

@@ -7,23 +7,24 @@ from collections.abc import Sequence as Items
 from math import prod
 from typing import Any
 
-import lossless
 import numpy as np
 import pytest
-from device_mutants import changed_logits, layered, not_finite, same_drafts, same_drafts_of
-from engines.recording_device import RecordingDevice
-from engines.stream import Context, Counts
-from engines.torch_reference import TorchReference
-from pairs import in_pairs, in_turn
-from rig import ENGINES, FAMILIES, Rig
-from tiny_bundles import LIGHT
-from vlmexport.runtime.bundle.combination import combinations
+from vlmexport.runtime.bundle.combined_drafts import combinations
 from vlmexport.runtime.bundle.interfaces import DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.told import WORDS, TextLayout
+from vlmexport.runtime.bundle.text_layout import WORDS, TextLayout
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
-from vlmexport.runtime.measure.passes import runnable
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.measure.pass_costs import runnable
+from vlmexport.runtime.session.session import Session
+
+from tests.support import lossless
+from tests.support.device_mutants import changed_logits, layered, not_finite, same_drafts, same_drafts_of
+from tests.support.engines.recording_device import RecordingDevice
+from tests.support.engines.stream import Context, Counts
+from tests.support.engines.torch_reference import TorchReference
+from tests.support.pairs import in_pairs, in_turn
+from tests.support.rig import ENGINES, FAMILIES, Rig
+from tests.support.tiny_bundles import LIGHT
 
 # --- generations ---
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import memory
-from rig import ENGINES
 from vlmexport.runtime.bundle.manifest import GraphInfo, ValueInfo
+from vlmexport.runtime.common.errors import BundleError
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View, dtype_name
-from vlmexport.runtime.errors import BundleError
+
+from tests.support.engines import memory
+from tests.support.rig import ENGINES
 
 
 @pytest.fixture(params=ENGINES)

@@ -7,25 +7,25 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import lossless
-import lowered_runs
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from engines.emulated import EmulatedCuda
-from lowered_runs import PASSES, lowered_outputs, ran
 from onnx import TensorProto, helper
-from onnx_session import onnx_session
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
-from rig import FAMILIES, Rig
-from tiny_bundles import TinyBundle
-from vlmexport.exporter.graphs.fold import folded_form
+from vlmexport.exporter.graphs.gqa_fold import folded_form
 from vlmexport.exporter.lowering.groups import Groups
 from vlmexport.exporter.lowering.rewriter import size, typed
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
-from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.common.errors import BundleError
+
+from tests.support import lossless, lowered_runs
+from tests.support.engines.emulated import EmulatedCuda
+from tests.support.lowered_runs import PASSES, lowered_outputs, ran
+from tests.support.onnx_session import onnx_session
+from tests.support.rig import FAMILIES, Rig
+from tests.support.tiny_bundles import TinyBundle
 
 Bundles = Callable[[str], TinyBundle]
 
@@ -117,7 +117,7 @@ def test_it_is_in_the_types_of_the_bundle(tiny_bundle: Bundles) -> None:
     """Float16, as ONNX Runtime computes both forms on a CPU: the difference is one of rounding."""
     tiny = tiny_bundle("llama-float16")
     manifest = tiny.bundle.manifest
-    assert not folded(widened(manifest)), "the form of a CPU has other types"
+    assert not folded(as_float32(manifest)), "the form of a CPU has other types"
     info = manifest.graphs["segment.0"]
     assert info.folded is not None
     found = differences(tiny, tiny.path / info.file, tiny.path / info.folded, info)

@@ -7,23 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lossless
 import numpy as np
 import onnxruntime
 import pytest
-from rig import FAMILIES
 from vlmexport.exporter.tensorrt import PlanOptions
 from vlmexport.exporter.tensorrt.compile import compile_bundle
-from vlmexport.runtime.decode.appending import append_rows, split_mask
+from vlmexport.runtime.common.errors import DeviceError
 from vlmexport.runtime.engines import tensorrt_library
-from vlmexport.runtime.engines.appending import Appending
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.device import DeviceEngine
-from vlmexport.runtime.errors import DeviceError
-from vlmexport.runtime.measure.devices import RTX_TARGETS
-from vlmexport.runtime.measure.passes import runnable
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.engines.kv_append import append_kv, split_mask
+from vlmexport.runtime.engines.kv_append_kernels import Appending
+from vlmexport.runtime.hardware.devices import RTX_TARGETS
+from vlmexport.runtime.measure.pass_costs import runnable
+from vlmexport.runtime.session.session import Session
+
+from tests.support import lossless
+from tests.support.rig import FAMILIES
 
 pytestmark = pytest.mark.gpu
 
@@ -114,7 +115,7 @@ def test_the_kernels_do_what_numpy_does(device: Any, dtype: str) -> None:
     views = [held(cache) for cache in caches]
     appending.append([(held(one), view) for one, view in zip(rows, views, strict=True)], at).run()
     for one, cache, view in zip(rows, caches, views, strict=True):
-        append_rows(cache, one, starts)
+        append_kv(cache, one, starts)
         assert np.array_equal(device.read(view), cache)
 
 

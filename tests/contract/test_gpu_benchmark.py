@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import test_gpu
-from engines import emulated
-from engines.emulated import EmulatedCuda
-from vlmexport.runtime import session
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.common.errors import DeviceError
 from vlmexport.runtime.engines import create as really
-from vlmexport.runtime.errors import DeviceError
+from vlmexport.runtime.session import session
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("gpu")
+from benchmarks import gpu
+from tests.contract import test_gpu
+from tests.support.engines import emulated
+from tests.support.engines.emulated import EmulatedCuda
+from tests.support.programs import environment, program
 
 
 @pytest.fixture
@@ -48,7 +40,7 @@ def copied(tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("device", ["cuda", "tensorrt"])
-def test_every_draft_is_an_arm(gpu: Any, copied: Bundle, device: str) -> None:
+def test_every_draft_is_an_arm(copied: Bundle, device: str) -> None:
     found = gpu.measure(copied.path, device, 8, 1, [0.5], [2.24], bandwidth=100e9, budget=0.0)
     # A draft over a second graph of the target's weights has no plan.
     drafts = [draft for draft in copied.manifest.drafts if device == "cuda" or draft.skipped is None]
@@ -76,7 +68,7 @@ def test_what_the_tests_on_a_gpu_ask(copied: Bundle, device: str) -> None:
         test_gpu.says_one_thing({"none": [[1]], "wrong": [[2]]})
 
 
-def test_accepted_tokens_as_acceptance(gpu: Any) -> None:
+def test_accepted_tokens_as_acceptance() -> None:
     a = gpu.acceptance_for(2.24, 5)
     assert sum(a**k for k in range(1, 6)) == pytest.approx(2.24)
     for accepted in (0, 5, 6):
@@ -84,7 +76,7 @@ def test_accepted_tokens_as_acceptance(gpu: Any) -> None:
             gpu.acceptance_for(accepted, 5)
 
 
-def test_bandwidth_by_the_name_of_a_gpu(gpu: Any) -> None:
+def test_bandwidth_by_the_name_of_a_gpu() -> None:
     for name, wanted in (
         ("NVIDIA H100 80GB HBM3", 3350e9),
         ("NVIDIA GeForce RTX 4090", 1008e9),
@@ -94,9 +86,7 @@ def test_bandwidth_by_the_name_of_a_gpu(gpu: Any) -> None:
         assert gpu.published_bandwidth(name) == wanted
 
 
-def test_a_step_that_cannot_be_done_says_why(
-    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_that_cannot_be_done_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out" / "gpu.json"
     asked = argparse.Namespace(minutes=1.0, device="cpu", bandwidth=None, save=False, output=output)
     half = gpu.Half(asked)
@@ -119,7 +109,7 @@ def test_a_step_that_cannot_be_done_says_why(
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_tests_that_fail_are_kept(gpu: Any, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+def test_tests_that_fail_are_kept(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """The machine on which they failed is not there any more when somebody asks why."""
     done = subprocess.CompletedProcess([], status, "x" * 30000 + "\n1 failed", "y" * 5000)
     monkeypatch.setattr(gpu.subprocess, "run", lambda *_, **__: done)
@@ -135,14 +125,11 @@ def test_tests_that_fail_are_kept(gpu: Any, monkeypatch: pytest.MonkeyPatch, sta
 def test_the_whole_list_is_rehearsed(tmp_path: Path) -> None:
     """Every step of the half hour, with tiny shapes, on an emulated Jetson: builds, plans, T(q), forced acceptance; what is not
     there (CUDA's provider, SmolLM2, a GPU of TensorRT-RTX) is said."""
-    line = [
-        sys.executable,
-        ROOT / "tests/project/jetson/emulated_jetson.py",
-        "10.16.1.11",
-        ROOT / "benchmarks/gpu.py",
-    ]
+    line = program("tests.support.emulated_jetson", "10.16.1.11", "-m", "benchmarks.gpu")
     options = ["--rehearse", "--folder", tmp_path, "--tokens", "8", "--repeats", "1", "--budget", "0"]
-    done = subprocess.run([*line, *options, "--minutes", "60"], capture_output=True, text=True, timeout=3000)
+    done = subprocess.run(
+        [*line, *options, "--minutes", "60"], env=environment(), capture_output=True, text=True, timeout=3000
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = {row["step"]: row["not_done"] for row in json.loads(done.stdout[done.stdout.rindex("\n[") :])}
     assert [step for step, why in rows.items() if why is None and step.endswith("tensorrt")] == [

@@ -10,12 +10,13 @@ from typing import Any
 
 import onnx
 import pytest
-from rig import FAMILIES
-from tiny_bundles import TinyBundle
 from vlmexport.exporter.graphs.dtypes import ONNX
 from vlmexport.runtime.bundle import plans as bundle_plans
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.bundle.widened import widened
+
+from tests.support.rig import FAMILIES
+from tests.support.tiny_bundles import TinyBundle
 
 ALL = [*FAMILIES, *(f"{family}-two-cuts" for family in FAMILIES)]
 
@@ -23,7 +24,7 @@ ALL = [*FAMILIES, *(f"{family}-two-cuts" for family in FAMILIES)]
 def graphs(tiny: TinyBundle) -> Iterator[tuple[str, Any, onnx.GraphProto]]:
     """Name, manifest entry and ONNX graph of every graph; of narrow bundles in both forms."""
     source = tiny.bundle.manifest
-    for manifest in (source,) if widened(source) is source else (source, widened(source)):
+    for manifest in (source,) if as_float32(source) is source else (source, as_float32(source)):
         for name, info in manifest.graphs.items():
             yield name, info, onnx.load(str(tiny.path / info.file), load_external_data=False).graph
 
@@ -61,7 +62,7 @@ def test_plain_operators_and_explicit_masks_only(tiny_bundle: Callable[..., Tiny
                 )
                 assert len(node.output) == 1
         writes += sum(node.op_type == "TensorScatter" for node in model.node) if info.role == "segment" else 0
-    forms = 1 if widened(tiny.bundle.manifest) is tiny.bundle.manifest else 2
+    forms = 1 if as_float32(tiny.bundle.manifest) is tiny.bundle.manifest else 2
     assert writes == 2 * layers * forms
 
 

@@ -10,15 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lossless
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from pairs import in_pairs
-from tiny_bundles import BUNDLES, LIGHT, TinyBundle
-from vlmexport.exporter.build import BuildRequest
-from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.graphs.quantize import LIMITS, SCALES
@@ -29,14 +24,20 @@ from vlmexport.exporter.parity.recorded import compared_inputs, compared_rows
 from vlmexport.exporter.parity.reference import load_exact, load_reference
 from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import ParityRow
+from vlmexport.exporter.pipeline import BuildRequest
+from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import DraftInfo, Manifest
 from vlmexport.runtime.bundle.plans import planned
-from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines.onnxruntime import use_global_pool
-from vlmexport.runtime.measure.devices import DEVICES
+from vlmexport.runtime.hardware.devices import DEVICES
 from vlmexport.runtime.measure.fit import fit, roofline
+
+from tests.support import lossless
+from tests.support.pairs import in_pairs
+from tests.support.tiny_bundles import BUNDLES, LIGHT, TinyBundle
 
 TENSOR = onnx.TensorProto
 
@@ -72,7 +73,7 @@ def bringing_weights(manifest: Manifest) -> list[DraftInfo]:
 
 def drafts_graphs(tiny: TinyBundle) -> dict[str, onnx.ModelProto]:
     """Graphs of the bundle that the CPU engine loads → their files, those of drafts only."""
-    manifest = widened(tiny.bundle.manifest)
+    manifest = as_float32(tiny.bundle.manifest)
     names = [name for draft in bringing_weights(manifest) for name in draft.graphs.values()]
     return {
         name: onnx.load(str(tiny.path / manifest.graphs[name].file), load_external_data=False)
@@ -113,7 +114,7 @@ def test_onnx_runtime_fuses_every_product(
 ) -> None:
     """Dequantised in front of the product, a matrix would be read as floats: nothing would be saved."""
     tiny = tiny_bundle(name)
-    manifest = widened(tiny.bundle.manifest)
+    manifest = as_float32(tiny.bundle.manifest)
     for graph, model in drafts_graphs(tiny).items():
         wanted = sum(node.op_type == "DequantizeLinear" for node in model.graph.node)
         options = ort.SessionOptions()
@@ -154,7 +155,7 @@ def captured(tiny_bundle: Callable[..., TinyBundle]) -> Callable[[str], list[Cap
 def parity(tiny: TinyBundle, folder: Path, captures: list[Captured]) -> dict[str, ParityRow]:
     """What parity says of the drafts' graphs of the bundle in `folder`."""
     recipe = BUNDLES[tiny.name]
-    manifest = widened(tiny.bundle.manifest)
+    manifest = as_float32(tiny.bundle.manifest)
     names = {name for draft in bringing_weights(manifest) for name in draft.graphs.values()}
     few = replace(manifest, graphs={name: manifest.graphs[name] for name in manifest.graphs if name in names})
     drafts = [

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import lossless
 import pytest
 import torch
-from oracle import Oracle, Request
-from pairs import in_pairs
-from rig import ENGINES, FAMILIES, Rig
-from tiny_bundles import TinyBundle
 from transformers import AutoProcessor
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
+
+from tests.support import lossless
+from tests.support.oracle import Oracle, Request
+from tests.support.pairs import in_pairs
+from tests.support.rig import ENGINES, FAMILIES, Rig
+from tests.support.tiny_bundles import TinyBundle
 
 WHOLE = {"seeds": (41, 42), "lengths": lossless.LENGTHS, "limits": lossless.LIMITS}
 CORNERS = {"seeds": (43,), "lengths": (1, 5, 16), "limits": (2, 24)}
@@ -132,7 +133,7 @@ def test_every_draft_of_a_bundle(rigs: Callable, name: str) -> None:
 
 
 def test_the_token_with_id_0_is_real(rigs: Callable) -> None:
-    """Id 0 is often right in the Llama bundle, so that treating it as padding would show (tests/tiny_models.py)."""
+    """Id 0 is often right in the Llama bundle, so that treating it as padding would show (tests/support/tiny_models.py)."""
     rig = rigs("llama", "onnxruntime")
     lossless.greedy(rig, "tree", (41, 42, 47), (4, 6, 9), (40,))
     assert sum(rig.oracle.greedy(rig.request(seed), 40).count(0) for seed in (41, 42, 47)) >= 5

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rig import FAMILIES
-from tiny_bundles import TinyBundle
 from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import DRAFT_LAYERS
 from vlmexport.runtime.bundle.plans import planned
+
+from tests.support.rig import FAMILIES
+from tests.support.tiny_bundles import TinyBundle
 
 pytest.importorskip("tensorrt_rtx_libs")
 

@@ -6,23 +6,24 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import lowered_runs
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from lowered_runs import COMMIT, GARBAGE, PASSES, ran
 from onnx import TensorProto, helper
-from onnx_session import onnx_session
-from rig import FAMILIES, RELATIVE
-from tiny_bundles import TinyBundle
 from vlmexport.exporter.lowering import OPSET, TENSORRT_10_3, lower
 from vlmexport.exporter.lowering.opset import refusal
 from vlmexport.exporter.lowering.single import RULES
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.operators import OPERATORS
-from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
+
+from tests.support import lowered_runs
+from tests.support.lowered_runs import COMMIT, GARBAGE, PASSES, ran
+from tests.support.onnx_session import onnx_session
+from tests.support.rig import FAMILIES, RELATIVE
+from tests.support.tiny_bundles import TinyBundle
 
 ALL = [*FAMILIES, *(f"{family}-two-cuts" for family in FAMILIES)]
 
@@ -71,7 +72,7 @@ def test_every_graph_computes_the_same(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str
 ) -> None:
     tiny = tiny_bundle(name)
-    manifest = widened(tiny.bundle.manifest)
+    manifest = as_float32(tiny.bundle.manifest)
     compared = set()
     for graph, info in manifest.graphs.items():
         own = onnx_session(tiny.path / info.file)
@@ -97,7 +98,7 @@ def test_every_graph_computes_the_same(
 def test_stale_rows_do_not_matter(tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str) -> None:
     """Bit for bit: what a slot from the first new row on holds has no weight at all."""
     tiny = tiny_bundle(name)
-    manifest = widened(tiny.bundle.manifest)
+    manifest = as_float32(tiny.bundle.manifest)
     for graph in manifest.segments:
         info = manifest.graphs[graph]
         lowered = onnx_session(lowered_runs.lowered_file(tiny.path, info.file, tmp_path))
@@ -150,7 +151,7 @@ def test_float16_graphs_differ_by_rounding_only(
 ) -> None:
     """As far from float32 as the float16 graphs of the bundle are; ONNX Runtime computes both as they are stored."""
     tiny = tiny_bundle("t5-float16")
-    manifest, wide = tiny.bundle.manifest, widened(tiny.bundle.manifest)
+    manifest, wide = tiny.bundle.manifest, as_float32(tiny.bundle.manifest)
     for graph in manifest.segments:
         info = manifest.graphs[graph]
         exact, own = (onnx_session(tiny.path / each.graphs[graph].file) for each in (wide, manifest))

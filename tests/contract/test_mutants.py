@@ -9,34 +9,35 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import attending_mutants as attending
-import attending_rows
-import cuda_mutants as provider
-import device_mutants as device
-import eagle3_mutants as eagle3
-import eagle_mutants as eagle
-import gpu_mutants as gpu
-import lossless
 import numpy as np
 import pytest
-import skipped_mutants as skipped
-import tensorrt_mutants as plans
-import vispec_mutants as vispec
-import vispec_sessions as sessions
-from rig import Rig
-from rows import ROWS
-from vlmexport.runtime.decode import appending, masks
-from vlmexport.runtime.decode.encoder import Encoder
-from vlmexport.runtime.decode.kv import KVArena
-from vlmexport.runtime.decode.masks import CausalMask, Seen
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import DeviceError, NumericsError, PromptError
-from vlmexport.runtime.proposers import medusa
-from vlmexport.runtime.proposers.medusa import Medusa
-from vlmexport.runtime.proposers.rank_tree import within
-from vlmexport.runtime.speculate import cycle, sequence
-from wrong_verify import padded_with_0
+from vlmexport.runtime.common.errors import DeviceError, NumericsError, PromptError
+from vlmexport.runtime.decoder import masks
+from vlmexport.runtime.decoder.encoder import Encoder
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.kv_cache import KVArena
+from vlmexport.runtime.decoder.masks import CausalMask, Seen
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.medusa import medusa
+from vlmexport.runtime.drafts.medusa.medusa import Medusa
+from vlmexport.runtime.drafts.medusa.static_tree import within
+from vlmexport.runtime.engines import kv_append
+from vlmexport.runtime.speculative import cycle, sequence
+
+from tests.support import attending_mutants as attending
+from tests.support import attending_rows, lossless
+from tests.support import cuda_mutants as provider
+from tests.support import device_mutants as device
+from tests.support import eagle3_mutants as eagle3
+from tests.support import eagle_mutants as eagle
+from tests.support import gpu_mutants as gpu
+from tests.support import skipped_mutants as skipped
+from tests.support import tensorrt_mutants as plans
+from tests.support import vispec_mutants as vispec
+from tests.support import vispec_sessions as sessions
+from tests.support.rig import Rig
+from tests.support.rows import ROWS
+from tests.support.wrong_verify import padded_with_0
 
 Patch = pytest.MonkeyPatch
 
@@ -50,14 +51,14 @@ def heads_read_the_root(patch: Patch) -> None:
 
 def heads_read_the_first_prompt_row(patch: Patch) -> None:
     """Medusa keeps the first row of a prompt in place of the last."""
-    keep, on_rows = Medusa._keep, Medusa.on_rows
+    keep, on_rows = Medusa._keep, Medusa.on_hidden_states
 
     def wrong(self: Any, sequence: Any, slot: int, rows: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Medusa, "_keep", lambda self, sequence, rows, row: keep(self, sequence, rows, 0))
             on_rows(self, sequence, slot, rows)
 
-    patch.setattr(Medusa, "on_rows", wrong)
+    patch.setattr(Medusa, "on_hidden_states", wrong)
 
 
 def heads_of_another_sequence(patch: Patch) -> None:
@@ -65,12 +66,12 @@ def heads_of_another_sequence(patch: Patch) -> None:
     propose = Medusa.propose
 
     def wrong(self: Any, sequences: Any, budgets: Any) -> Any:
-        places = dict(self._places)
-        self._places.update({sequence: number for number, sequence in enumerate(sequences)})
+        places = dict(self._batch_indices)
+        self._batch_indices.update({sequence: number for number, sequence in enumerate(sequences)})
         try:
             return propose(self, sequences, budgets)
         finally:
-            self._places.update(places)
+            self._batch_indices.update(places)
 
     patch.setattr(Medusa, "propose", wrong)
 
@@ -322,33 +323,33 @@ def views_of_the_last_request_kept(patch: Patch) -> None:
 
 def stale_rows_shown(patch: Patch) -> None:
     """The mask over the cache keeps what stood in the slots that are written after the pass."""
-    split = appending.split_mask
+    split = kv_append.split_mask
 
     def wrong(mask: np.ndarray, starts: Any) -> Any:
         return mask.copy(), split(mask, starts)[1]
 
-    patch.setattr(appending, "split_mask", wrong)
+    patch.setattr(kv_append, "split_mask", wrong)
 
 
 def new_rows_seen_by_all(patch: Patch) -> None:
     """Every new row sees every other: a tree's branches, and what comes after it."""
-    split = appending.split_mask
+    split = kv_append.split_mask
 
     def wrong(mask: np.ndarray, starts: Any) -> Any:
         before, own = split(mask, starts)
         return before, np.broadcast_to(own.max(axis=-1, keepdims=True), own.shape)
 
-    patch.setattr(appending, "split_mask", wrong)
+    patch.setattr(kv_append, "split_mask", wrong)
 
 
 def rows_appended_too_late(patch: Patch) -> None:
     """Rows are appended one slot behind their place, as far as there is one."""
-    append = appending.append_rows
+    append = kv_append.append_kv
 
     def wrong(cache: np.ndarray, rows: np.ndarray, starts: Any) -> None:
         append(cache, rows, [min(start + 1, cache.shape[2] - rows.shape[2]) for start in starts])
 
-    patch.setattr(appending, "append_rows", wrong)
+    patch.setattr(kv_append, "append_kv", wrong)
 
 
 Guard = Callable[[Callable, str], None]

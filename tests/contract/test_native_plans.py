@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from pairs import in_turn
-from rig import FAMILIES
-from tiny_bundles import BUNDLES, TinyBundle
-from vlmexport.exporter.aliases import find_alias
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.common.aliases import find_alias
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
 
+from tests.support import tiny_models
+from tests.support.pairs import in_turn
+from tests.support.rig import FAMILIES
+from tests.support.tiny_bundles import BUNDLES, TinyBundle
+
 pytest.importorskip("tensorrt_rtx_libs")
 
 LAYER_BYTES, PLAN_BYTES = 9_000_000, 4_000_000
-"""What kernels take: of a decoder's layer with its three profiles, and of any other plan (docs/tensorrt.md, measured)."""
+"""What kernels take: of a decoder's layer with its three profiles, and of any other plan (docs/explanation/tensorrt-plans.md, measured)."""
 
 TARGETS, PRECISIONS = ("sm86", "sm89"), ("fp16", "bf16")
 STORED = {"float16": "fp16", "bfloat16": "bf16"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from pairs import covering, in_turn
+
+from tests.support.pairs import covering, in_turn
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (5, 4, 9), (5, 4, 10, 2), (16, 5, 4)])

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines.recording_device import GrowingDevice, RecordingDevice
-from oracle import Oracle
-from rig import Rig
-from tiny_bundles import IN_FLOAT16, TinyBundle
-from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
-from vlmexport.runtime.proposers.wrong import always_wrong
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
+
+from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
+from tests.support.oracle import Oracle
+from tests.support.rig import Rig
+from tests.support.tiny_bundles import IN_FLOAT16, TinyBundle
 
 NAMES = ("t5-float16", "llama-float16")
 TOKENS = 40

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx_session import onnx_session
 from vlmexport.exporter.parity.compare import device_feeds
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.told import CONTEXT, WORDS
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.speculate.processors import Processors
+from vlmexport.runtime.bundle.text_layout import CONTEXT, WORDS
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.sampling.logits_processors import Processors
+
+from tests.support.onnx_session import onnx_session
 
 FEW = 4
 """Different tokens of a text, so that n-grams come again."""

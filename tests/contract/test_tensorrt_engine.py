@@ -15,28 +15,29 @@ from importlib import machinery
 from pathlib import Path
 from typing import Any
 
-import lossless
 import numpy as np
 import pytest
-from engines import emulated, fake_tensorrt
-from engines.emulated import TARGET, Emulated, with_plans
-from engines.fake_cuda import FakeCuda
-from rig import Rig
 from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans, api
 from vlmexport.exporter.tensorrt.options import resolve
-from vlmexport.runtime import session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.plans import choose_plans
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.decode.floats import widen
+from vlmexport.runtime.common.bfloat16 import widen
+from vlmexport.runtime.common.errors import BundleError, CapacityError, DeviceError, OptionError
 from vlmexport.runtime.engines import DEVICES, create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.kernel_cache import KernelCache
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine
-from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError, OptionError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
+from vlmexport.runtime.session import session
+
+from tests.support import lossless
+from tests.support.engines import emulated, fake_tensorrt
+from tests.support.engines.emulated import TARGET, Emulated, with_plans
+from tests.support.engines.fake_cuda import FakeCuda
+from tests.support.rig import Rig
 
 
 @pytest.fixture(scope="module")
@@ -510,7 +511,7 @@ def test_a_plan_that_allocates_is_not_captured(
 
 
 def test_a_shorter_session_binds_the_whole_cache(planned: Bundle) -> None:
-    from vlmexport.runtime.decode.passes import Decoder
+    from vlmexport.runtime.decoder.forward_pass import Decoder
 
     limits = planned.manifest.limits
     decoder = Decoder(Emulated(planned), planned.manifest, planned.tensor, max_length=20)

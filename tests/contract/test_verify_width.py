@@ -8,22 +8,23 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import attending_rows
 import pytest
-from engines.recording_device import GrowingDevice, RecordingDevice
-from engines.width_dependent import WidthDependent
-from lossless import Bushy, Scripted, wrong_token
-from pairs import in_pairs
-from tiny_bundles import TinyBundle
 from vlmexport.exporter.tensorrt.profiles import Sizes
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.decode import passes
-from vlmexport.runtime.decode.kv import KVArena
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.errors import BundleError, CapacityError, OptionError
+from vlmexport.runtime.common.errors import BundleError, CapacityError, OptionError
+from vlmexport.runtime.decoder import forward_pass
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.kv_cache import KVArena
+
+from tests.support import attending_rows
+from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
+from tests.support.engines.width_dependent import WidthDependent
+from tests.support.lossless import Bushy, Scripted, wrong_token
+from tests.support.pairs import in_pairs
+from tests.support.tiny_bundles import TinyBundle
 
 WIDTH = 8
 FAMILIES = ("t5-two-cuts", "llama-two-cuts", "qwen2.5-vl")
@@ -170,7 +171,7 @@ def growing_cache(patch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any, static: bool, **options: Any) -> KVArena:
         return KVArena(*args, **options)
 
-    patch.setattr(passes, "KVArena", wrong)
+    patch.setattr(forward_pass, "KVArena", wrong)
 
 
 MUTANTS = {

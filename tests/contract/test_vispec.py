@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import vispec_sessions as sessions
+
+from tests.support import vispec_sessions as sessions
 
 
 @pytest.mark.parametrize("family", ["llava", "llava-next", "qwen2.5-vl"])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import kept_traces
-import tiny_models
+from tests.support import kept_traces, tiny_models
 
 kept_traces.install()
 

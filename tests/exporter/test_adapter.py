@@ -10,26 +10,27 @@ from typing import Any
 
 import peft
 import pytest
-import tiny_adapters
 import torch
-from own_generation import difference
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from tiny_adapters import TARGETS
-from vlmexport.exporter.build.build import build_bundle
-from vlmexport.exporter.build.dry_run import dry_run
-from vlmexport.exporter.build.request import BuildRequest
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.checkpoint.adapter import CONFIG, KINDS, NONE, adapter_for
 from vlmexport.exporter.checkpoint.whole import load_whole
-from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.common.reference import collate
+from vlmexport.exporter.families.common.sample_inputs import odd_picture
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.exporter.families.samples import odd_picture
 from vlmexport.exporter.parity.verify import verify_bundle
+from vlmexport.exporter.pipeline.build import build_bundle
+from vlmexport.exporter.pipeline.dry_run import dry_run
+from vlmexport.exporter.pipeline.request import BuildRequest
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import ExportError, OptionError, UnsupportedModelError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.common.errors import ExportError, OptionError, UnsupportedModelError
+from vlmexport.runtime.session.session import Session
+
+from tests.support import tiny_adapters
+from tests.support.own_generation import difference
+from tests.support.tiny_adapters import TARGETS
 
 FILE = "adapter_model.safetensors"
 Q = TARGETS["llama"]

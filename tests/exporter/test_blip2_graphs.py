@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graph_runner import GraphRunner, close
 from transformers import Blip2ForConditionalGeneration
+
+from tests.support.graph_runner import GraphRunner, close
 
 Bundles = Callable[..., tuple[Path, Path]]
 

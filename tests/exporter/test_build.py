@@ -20,30 +20,32 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
-from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, score_told
-from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
-from vlmexport.exporter.build import build as build_module
-from vlmexport.exporter.build import prepare as prepare_module
-from vlmexport.exporter.build.checks import SPARE_BYTES, estimated_bytes
-from vlmexport.exporter.build.dry_run import dry_run
-from vlmexport.exporter.build.text import describe_text
+from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene, score_told
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
-from vlmexport.exporter.families.base import Family
-from vlmexport.exporter.families.images import square_image
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.families.common.base import Family
+from vlmexport.exporter.families.common.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
 from vlmexport.exporter.output import exchange
 from vlmexport.exporter.output import folder as output_folder
 from vlmexport.exporter.output.leftovers import remove_leftovers
+from vlmexport.exporter.pipeline import BuildReport, BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import build as build_module
+from vlmexport.exporter.pipeline import prepare as prepare_module
+from vlmexport.exporter.pipeline.checks import SPARE_BYTES, estimated_bytes
+from vlmexport.exporter.pipeline.dry_run import dry_run
+from vlmexport.exporter.pipeline.text import describe_text
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import (
+from vlmexport.runtime.common.errors import (
     ExportError,
     OptionError,
     UnsupportedModelError,
     VlmexportError,
 )
+
+from tests.support import handmade_bundle
 
 Checkpoints = Callable[..., Path]
 Bundles = Callable[..., tuple[Path, Path]]
@@ -233,7 +235,7 @@ def imitation(checkpoint: Path, folder: Path, layer: int, width: int = 96) -> Pa
 
 
 def test_imitation_draft(llama: Path, tmp_path: Path) -> None:
-    from graph_runner import GraphRunner, close
+    from tests.support.graph_runner import GraphRunner, close
 
     folder = imitation(llama, tmp_path / "draft", 2)
     report = build(llama, tmp_path / "bundle", drafts=[str(folder)])
@@ -798,9 +800,6 @@ def test_a_manifest_cannot_change_while_folders_are_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is stored meanwhile is stored in the new folder."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "runtime")
-    import handmade_bundle
-
     out = handmade_bundle.write_bundle(tmp_path / "bundle")
     entry, threads = {"machine": "late", "threads": 1}, []
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Tokenizers
 from tokenizers.processors import TemplateProcessing
-from vlmexport.exporter.build import prepare as prepare_module
-from vlmexport.exporter.build.checks import Sample
-from vlmexport.exporter.build.request import BuildRequest
-from vlmexport.exporter.build.text import core_tokenizer
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.families.common.sample_inputs import CONVERSATIONS
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.exporter.families.samples import CONVERSATIONS
 from vlmexport.exporter.parity import preparation
-from vlmexport.runtime.errors import ExportError
+from vlmexport.exporter.pipeline import prepare as prepare_module
+from vlmexport.exporter.pipeline.checks import Sample
+from vlmexport.exporter.pipeline.request import BuildRequest
+from vlmexport.exporter.pipeline.text import core_tokenizer
+from vlmexport.runtime.common.errors import ExportError
 from vlmexport.runtime.families import chat, get_family
 from vlmexport.runtime.text.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 from vlmexport.exporter.graphs.check import check_model
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 
 Bundles = Callable[..., tuple[Path, Path]]
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import kept_traces
 import pytest
 from vlmexport.exporter.cli.app import parse_size
 from vlmexport.exporter.cli.tables import parity_line
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
+
+from tests.support import kept_traces
 
 
 def _run(capfd: pytest.CaptureFixture, *arguments: object) -> tuple[int, str, str]:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_bundles import untrained_layer, untrained_vispec
 from transformers import CLIPImageProcessorPil, CLIPVisionConfig, CLIPVisionModel
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.families.samples import odd_picture
+from vlmexport.exporter.families.common.sample_inputs import odd_picture
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import Session
+
+from tests.support import tiny_models
+from tests.support.tiny_bundles import untrained_layer, untrained_vispec
 
 EXAMPLE = Path(__file__).parents[2] / "examples/clip_llama.py"
 

@@ -26,7 +26,7 @@ from vlmexport.exporter.tensorrt.graph_copy import GraphCopy
 from vlmexport.exporter.tensorrt.network import NetworkSummary
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 
 pytest.importorskip("tensorrt_rtx_libs")
 

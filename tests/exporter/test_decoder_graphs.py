@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graph_runner import GraphRunner, close
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity.reference import load_reference
+
+from tests.support.graph_runner import GraphRunner, close
 
 Bundles = Callable[..., tuple[Path, Path]]
 LAYERS = {

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.disk import full_disk_in
-from vlmexport.runtime.errors import OptionError
+from vlmexport.exporter.common.disk_full import full_disk_in
+from vlmexport.runtime.common.errors import OptionError
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from vlmexport.exporter.cli.tables import draft_names, quantization_notes
 from vlmexport.exporter.drafts import draft_kind
-from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
-from vlmexport.exporter.drafts.medusa import MedusaDraft
-from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa.medusa_network import MedusaConfig, MedusaHeads
 from vlmexport.exporter.drafts.selection import DraftSelection, set_precisions
 from vlmexport.exporter.tensorrt.options import NATIVE, PORTABLE, check_drafts
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 
 def selection(width: int = 64, lookup_only: bool = False) -> DraftSelection:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from vlmexport.exporter.aliases import find_alias
+from vlmexport.exporter.common.aliases import find_alias
 from vlmexport.exporter.drafts import KINDS, draft_kinds, open_draft, selection, shipped_drafts
-from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.selection import DraftSelection, select_drafts
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 
 SHIPPED = find_alias("tiny-blip2-flant5")
 

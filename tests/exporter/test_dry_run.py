@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.cli.tables import dry_run_tables
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.inspection import facts
 
 

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
-from vlmexport.exporter.drafts.eagle3_network import default_taps
-from vlmexport.exporter.drafts.export import export_draft
-from vlmexport.runtime.errors import ExportError
-from vlmexport.runtime.session import Session
+from vlmexport.exporter.drafts.eagle.eagle3 import Eagle3Draft
+from vlmexport.exporter.drafts.eagle.eagle3_network import default_taps
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.export_draft import export_draft
+from vlmexport.runtime.common.errors import ExportError
+from vlmexport.runtime.session.session import Session
+
+from tests.support import tiny_models
 
 WIDTH, VOCABULARY, FEW, INNER, HEADS, KV_HEADS, SIZE = 96, 266, 200, 64, 4, 2, 24
 CONFIG = {

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import save_file
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.eagle import EagleDraft
-from vlmexport.exporter.drafts.eagle_network import EagleConfig
-from vlmexport.exporter.drafts.trained import described
-from vlmexport.runtime.errors import ExportError, OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.exporter.drafts.common.trained import described
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime.common.errors import ExportError, OptionError
+from vlmexport.runtime.session.session import Session
+
+from tests.support import tiny_models
 
 WIDTH, VOCABULARY, INNER, HEADS, KV_HEADS = 96, 266, 64, 4, 2
 CONFIG = {

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.aliases import ALIASES, check_known
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.cli import progress
-from vlmexport.runtime.errors import OptionError
+from vlmexport.exporter.common.aliases import ALIASES, check_known
+from vlmexport.runtime.common.errors import OptionError
 
 PROGRAM = """
 import contextlib, io, json, sys
@@ -36,7 +36,7 @@ def test_refusals_come_before_pytorch(tiny_bundle: Callable, tmp_path: Path) -> 
     (tmp_path / "a-file").write_text("")
     build = ["build", "--model", "tiny-vit-gpt2", "-o", new]
     evaluate = ["eval", "--model", "tiny-vit-gpt2", "--data", "scenes:heldout:2"]
-    draft = str(Path(progress.__file__).parents[1] / "bundled/drafts/tiny-vit-gpt2/medusa")
+    draft = str(Path(__file__).parents[2] / "models/vlmexport_tiny_models/drafts/tiny-vit-gpt2/medusa")
     unknown = "unknown model 'tiny-vit-gpt': no alias, folder or hub id; did you mean tiny-vit-gpt2"
     nowhere = "/nowhere is not a draft folder: /nowhere/draft.json cannot be read"
     cases: list[tuple[list[str], str]] = [

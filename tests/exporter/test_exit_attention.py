@@ -13,16 +13,17 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tiny_bundles import seeded, stir, untrained_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.drafts.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.imitation.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
 from vlmexport.exporter.parity import check_parity
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import reads_prompts
-from vlmexport.runtime.errors import BundleError, ExportError, OptionError
+from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.measure.inspection import kv_bytes_per_layer, kv_bytes_per_token
+
+from tests.support.tiny_bundles import seeded, stir, untrained_draft
 
 
 def network(heads: int = 4, width: int = 32, **options: object) -> ImitationNetwork:

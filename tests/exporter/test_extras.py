@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vlmexport.runtime import extras
+from vlmexport.runtime.common import optional_deps
 
 BLOCKED = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic", "accelerate")
 
@@ -34,30 +34,30 @@ BLOCKED = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensor
     ids=["index", "archive", "git", "gone"],
 )
 def test_the_command_follows_where_the_package_came_from(origin: dict, command: str) -> None:
-    assert extras.command_for("export", origin) == command
+    assert optional_deps.command_for("export", origin) == command
 
 
 def test_the_command_of_a_checkout_and_of_a_wheel(tmp_path: Path) -> None:
     checkout = tmp_path / "my checkout"
     checkout.mkdir()
     url = checkout.as_uri()
-    assert shlex.split(extras.command_for("train", {"url": url, "dir_info": {}})) == [
+    assert shlex.split(optional_deps.command_for("train", {"url": url, "dir_info": {}})) == [
         "pip", "install", f"{checkout}[train]",
     ]  # fmt: skip
     (checkout / "constraints.txt").touch()
-    editable = extras.command_for("train", {"url": url, "dir_info": {"editable": True}})
+    editable = optional_deps.command_for("train", {"url": url, "dir_info": {"editable": True}})
     assert shlex.split(editable) == [
         "pip", "install", "-c", f"{checkout}/constraints.txt", "-e", f"{checkout}[train]",
     ]  # fmt: skip
     wheel = tmp_path / "vlmexport-1.0-py3-none-any.whl"
     wheel.touch()
-    found = extras.command_for("export", {"url": wheel.as_uri(), "archive_info": {}})
+    found = optional_deps.command_for("export", {"url": wheel.as_uri(), "archive_info": {}})
     assert shlex.split(found) == ["pip", "install", f"{wheel}[export]"]
 
 
 def test_every_extra_that_is_named_exists() -> None:
     declared = importlib.metadata.metadata("vlmexport").get_all("Provides-Extra") or []
-    assert set(extras.MODULES) <= set(declared)
+    assert set(optional_deps.MODULES) <= set(declared)
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from PIL import Image
-from vlmexport.exporter.aliases import ALIASES
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.common.aliases import ALIASES
+from vlmexport.exporter.families.common.reference import collate, decoder_prefix
 from vlmexport.exporter.families.languages import LANGUAGES
-from vlmexport.exporter.families.reference import collate, decoder_prefix
 from vlmexport.exporter.families.registry import FAMILIES, family_for
 from vlmexport.exporter.parity.reference import load_reference
-from vlmexport.runtime.errors import UnsupportedModelError
+from vlmexport.runtime.common.errors import UnsupportedModelError
 from vlmexport.runtime.families import FAMILIES as RUNTIME_FAMILIES
+
+from tests.support import tiny_models
 
 
 def test_whatever_is_built_can_be_run() -> None:

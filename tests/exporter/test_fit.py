@@ -9,14 +9,14 @@ from pathlib import Path
 
 import onnx
 import pytest
-from vlmexport.exporter.aliases import ALIASES
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.cli.fit import rough
-from vlmexport.exporter.shapes import cut, planned, published
+from vlmexport.exporter.common.aliases import ALIASES
+from vlmexport.exporter.common.published_shapes import FOLDER, cut, planned, published
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import BundleError, OptionError
-from vlmexport.runtime.measure.devices import DEVICES, devices_named, lowerings, nearest_devices
+from vlmexport.runtime.common.errors import BundleError, OptionError
+from vlmexport.runtime.hardware.devices import DEVICES, devices_named, lowerings, nearest_devices
 from vlmexport.runtime.measure.fit import CONTEXT_BYTES, SYSTEM_BYTES, fit, roofline
 
 
@@ -109,7 +109,7 @@ def test_a_model_is_planned_as_its_bundle_is(
 
 def test_every_device_says_what_runs_there() -> None:
     from vlmexport.exporter.tensorrt import TARGETS
-    from vlmexport.runtime.measure.devices import RTX_TARGETS
+    from vlmexport.runtime.hardware.devices import RTX_TARGETS
     from vlmexport.runtime.measure.fit import runs_with
 
     assert set(RTX_TARGETS) == set(TARGETS)
@@ -185,14 +185,12 @@ def test_published_models_are_known_without_their_files(
 
 def test_other_names_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert published("tiny-vit-gpt2") is None and published("../tiny-vit-gpt2") is None
-    assert {
-        path.stem for path in (Path(published.__code__.co_filename).parent / "bundled/shapes").iterdir()
-    } == {alias.name for alias in PUBLISHED}
+    assert {path.stem for path in FOLDER.iterdir()} == {alias.name for alias in PUBLISHED}
 
 
 def test_a_cut_is_that_of_a_build(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    from vlmexport.exporter.build.export import export
-    from vlmexport.exporter.build.prepare import prepare
+    from vlmexport.exporter.pipeline.export import export
+    from vlmexport.exporter.pipeline.prepare import prepare
 
     made = []
     for layer in (1, 3):

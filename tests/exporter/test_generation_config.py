@@ -12,25 +12,26 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from own_generation import asking, difference
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.dry_run import dry_run
-from vlmexport.exporter.build.generation import (
+from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.families.common.reference import collate
+from vlmexport.exporter.families.common.sample_inputs import odd_picture
+from vlmexport.exporter.families.registry import family_for
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.dry_run import dry_run
+from vlmexport.exporter.pipeline.generation import (
     DEFAULTS,
     HONOURED,
     WITHOUT_EFFECT,
     describe_generation,
     generation_config,
 )
-from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.families.reference import collate
-from vlmexport.exporter.families.registry import family_for
-from vlmexport.exporter.families.samples import odd_picture
 from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.errors import ExportError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.common.errors import ExportError
+from vlmexport.runtime.session.session import Session
+
+from tests.support.own_generation import asking, difference
 
 Checkpoints = Callable[..., Path]
 

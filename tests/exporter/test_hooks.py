@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from as_library import as_library
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.modeling_utils import AttentionInterface
 from transformers.pytorch_utils import Conv1D
-from vlmexport.exporter.graphs.hollow import hollow_model, signature
 from vlmexport.exporter.graphs.hooks import ATTENTION, attend, export_hooks
-from vlmexport.runtime.errors import UnsupportedModelError
+from vlmexport.exporter.graphs.meta_model import hollow_model, signature
+from vlmexport.runtime.common.errors import UnsupportedModelError
+
+from tests.support import tiny_models
+from tests.support.as_library import as_library
 
 ROWS = torch.randn(1, 2, 3, 4)
 
@@ -110,8 +111,8 @@ def test_an_attention_option_of_a_real_layer_is_refused(monkeypatch: pytest.Monk
     language = LlamaLanguage(Checkpoint(), model.config, "")  # type: ignore[arg-type]
     language.embedding = language.head = None  # type: ignore[assignment]
     with language.hooks(), pytest.raises(UnsupportedModelError, match="softcap"):
-        from vlmexport.exporter.families.frames import layer_inputs
-        from vlmexport.exporter.graphs.template import trace
+        from vlmexport.exporter.families.common.decoder_graphs import layer_inputs
+        from vlmexport.exporter.graphs.traced_module import trace
 
         inputs = layer_inputs(language.decoder)
         names = [item.name for item in inputs]

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import signal
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 
-sys.path.append(str(Path(__file__).parents[1] / "published"))
-
-import drafts
-import layouts
+from tests.support.published import drafts, layouts
 
 WEIGHTS = {
     "FasterDecoding--medusa-vicuna-7b-v1.3": "0.0.linear.weight",

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build import BuildRequest
-from vlmexport.exporter.build.dry_run import dry_run
+from vlmexport.exporter.pipeline import BuildRequest
+from vlmexport.exporter.pipeline.dry_run import dry_run
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = "someone/tiny"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import kept_traces
 import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 from vlmexport.exporter.graphs.hooks import export_hooks
-from vlmexport.exporter.graphs.template import Template, TraceInput
+from vlmexport.exporter.graphs.traced_module import Template, TraceInput
+
+from tests.support import kept_traces
 
 ROWS = [TraceInput("hidden", ("batch", 8))]
 

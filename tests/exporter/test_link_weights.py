@@ -11,16 +11,17 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
-from test_precision import answers
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.dry_run import dry_run
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.runtime.bundle.folder import Bundle, read_manifest, reseal
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.errors import BundleError, ExportError, OptionError
+from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
+
+from tests.exporter.test_precision import answers
+from tests.support import tiny_models
 
 QUICK = {("blip2-t5", "float16"), ("qwen2.5-vl", "float32"), ("llama-tied", "bfloat16")}
 CASES = [

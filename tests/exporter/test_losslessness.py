@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.common.reference import collate
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.parity import losslessness
 from vlmexport.exporter.parity.losslessness import NearTie, check_losslessness, failures, plain_margin
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 PROMPT = "a small robot puts the red cube"
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import save_file
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.exporter.drafts.selection import select_drafts
-from vlmexport.runtime.errors import ExportError
-from vlmexport.runtime.session import Session
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime.common.errors import ExportError
+from vlmexport.runtime.session.session import Session
+
+from tests.support import tiny_models
 
 WIDTH, VOCABULARY = 96, 266
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from vlmexport.exporter import memory
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
-from vlmexport.exporter.graphs.weights import WeightRef, WeightStore
-from vlmexport.exporter.memory import (
+from vlmexport.exporter.common import memory
+from vlmexport.exporter.common.memory import (
     CheckpointMemory,
     GraphMemory,
     RecordedMemory,
@@ -22,7 +21,8 @@ from vlmexport.exporter.memory import (
     fits_whole,
     graph_memory,
 )
-from vlmexport.runtime.errors import ExportError
+from vlmexport.exporter.graphs.weights import WeightRef, WeightStore
+from vlmexport.runtime.common.errors import ExportError
 
 GIB = 1 << 30
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
-from test_decoder_graphs import Reference, chain, start
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
+
+from tests.exporter.test_decoder_graphs import Reference, chain, start
+from tests.support import tiny_models
 
 TOKENS, SOURCE = [0, 8, 30, 22, 17, 50, 61, 4, 19], [5, 9, 3]
 

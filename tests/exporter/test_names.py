@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity.reference import load_reference
-from vlmexport.runtime.errors import ExportError, UnsupportedModelError
+from vlmexport.runtime.common.errors import ExportError, UnsupportedModelError
+
+from tests.support import tiny_models
 
 TEXT = {
     "vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 from vlmexport.runtime.cli import main
 
-from vlmexport import exporter
-
 pytest.importorskip(
     "optimum.commands.optimum_cli", reason="optimum is not installed: pip install '.[optimum]'"
 )
 
-REGISTER = Path(exporter.__file__).parent / "optimum_cli"
+REGISTER = Path(__file__).resolve().parents[2] / "src" / "optimum" / "commands" / "register"
 
 
 @pytest.fixture(scope="module")

@@ -13,20 +13,20 @@ import pytest
 import torch
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.cli.tables import parity_table
+from vlmexport.exporter.common.float64 import float64_arithmetic
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.parity import check_parity
 from vlmexport.exporter.parity.capture import capture
-from vlmexport.exporter.parity.exact import float64_arithmetic
 from vlmexport.exporter.parity.first_tokens import chained_logits, compare_first_tokens
 from vlmexport.exporter.parity.generation import first_difference
 from vlmexport.exporter.parity.recorded import compared_inputs
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import FLOOR, SHARE, Tally
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_generation_is_compared_with_transformers(
     tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A runtime that emits another token is caught although every graph is right."""
-    from vlmexport.runtime.session import Session
+    from vlmexport.runtime.session.session import Session
 
     bundle, checkpoint = tiny_bundle("llama")
     original = Session.generate
@@ -288,7 +288,7 @@ def test_the_graphs_one_behind_the_other_give_the_models_first_tokens(
     folder, checkpoint_folder = tiny_bundle(name)
     checkpoint = open_checkpoint(checkpoint_folder)
     opened = Bundle(folder, Manifest.from_dict(read_manifest(folder / MANIFEST)))
-    bundle = Bundle(folder, widened(opened.manifest))
+    bundle = Bundle(folder, as_float32(opened.manifest))
     family = family_for(checkpoint)
     model = load_reference(checkpoint, bundle.manifest.weights_dtype, streamed=True)
     *_, (kind, inputs) = compared_inputs(family, 12, streamed=True)

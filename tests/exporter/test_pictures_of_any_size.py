@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.prepare import prepare
-from vlmexport.exporter.families.images import sampled_video
-from vlmexport.runtime.errors import OptionError, UnsupportedModelError
+from vlmexport.exporter.families.common.images import sampled_video
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.prepare import prepare
+from vlmexport.runtime.common.errors import OptionError, UnsupportedModelError
+
+from tests.support import tiny_models
 
 UNIT = 28 * 28
 

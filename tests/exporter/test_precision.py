@@ -11,21 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity import check_parity, reference
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.runtime.bundle.checksum import manifest_text
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.decode.floats import bfloat16_bits, lowest, widen
-from vlmexport.runtime.decode.masks import CausalMask, encoder_mask
-from vlmexport.runtime.errors import BundleError, ExportError, OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.common.bfloat16 import bfloat16_bits, lowest, widen
+from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
+from vlmexport.runtime.decoder.masks import CausalMask, encoder_mask
+from vlmexport.runtime.session.session import Session
+
+from tests.support import tiny_models
 
 NARROW = ("float16", "bfloat16")
 QUICK = {
@@ -174,8 +175,8 @@ def test_a_bundle_without_its_float32_files_is_refused_by_a_cpu(
 
 def test_widening_changes_types_and_files_only(narrow_bundle: Callable, tiny_bundle: Callable) -> None:
     manifest = Bundle.open(narrow_bundle("blip2-t5", "float16")[0]).manifest
-    wide = widened(manifest)
-    assert widened(wide) is wide
+    wide = as_float32(manifest)
+    assert as_float32(wide) is wide
     assert Manifest.from_dict(wide.to_dict()).decoder.mask_dtype == "float32"  # and every interface fits
     for name, graph in wide.graphs.items():
         source = manifest.graphs[name]
@@ -184,7 +185,7 @@ def test_widening_changes_types_and_files_only(narrow_bundle: Callable, tiny_bun
         kinds = {v.dtype for v in (*graph.inputs, *graph.outputs) if v.name != "embedding_table"}
         assert not kinds & set(NARROW), name
     usual = Bundle.open(tiny_bundle("llama")[0]).manifest
-    assert widened(usual) is usual
+    assert as_float32(usual) is usual
 
 
 @pytest.mark.parametrize(

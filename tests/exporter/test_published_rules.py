@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build.checks import check_requests
-from vlmexport.exporter.build.prepare import prepare
-from vlmexport.exporter.build.request import BuildRequest
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.runtime.errors import ExportError, UnsupportedModelError, VlmexportError
+from vlmexport.exporter.pipeline.checks import check_requests
+from vlmexport.exporter.pipeline.prepare import prepare
+from vlmexport.exporter.pipeline.request import BuildRequest
+from vlmexport.runtime.common.errors import ExportError, UnsupportedModelError, VlmexportError
+
+from tests.support import tiny_models
 
 VLMS = ("llava", "llava-next", "qwen2.5-vl")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vlmexport.exporter.drafts.tensors import DraftTensors, dequantized
+from vlmexport.exporter.drafts.common.draft_tensors import DraftTensors, dequantized
 from vlmexport.exporter.graphs.dtypes import stored_bytes
 from vlmexport.exporter.graphs.quantize import (
     BLOCK,

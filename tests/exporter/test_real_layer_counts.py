@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 from vlmexport.runtime.bundle.folder import Bundle
+
+from tests.support import tiny_models
 
 BUILD = """
 import json, sys
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 import vlmexport.exporter.families.registry, vlmexport.exporter.parity  # what is loaded counts as the base
 
 def peak():  # in KiB; not ru_maxrss, which begins with what the process that was forked had taken

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
+
+from benchmarks import real_size
+from tests.support.programs import ROOT
 
 
 @pytest.mark.slow
 def test_a_checkpoint_of_a_gigabyte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `benchmarks/real_size.py` does with models of the papers' sizes, at 0.7 B parameters."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    real_size = importlib.import_module("real_size")
+    monkeypatch.chdir(ROOT)  # its parts run in processes of their own
     found = real_size.measure("llava, 0.7 B", tmp_path / "case", run=True)
     assert found["checkpoint_gb"] > 1.2 and found["dry_run_agrees"]
     assert found["verified"] and not found["failures"] and found["tokens"] == 8

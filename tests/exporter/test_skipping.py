@@ -7,16 +7,17 @@ from pathlib import Path
 
 import onnx
 import pytest
-import tiny_models
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.cli.app import _layers
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
+from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
 from vlmexport.exporter.drafts.selection import select_drafts
-from vlmexport.exporter.families.skipping import Sublayers
+from vlmexport.exporter.families.common.layer_skip import Sublayers
 from vlmexport.exporter.parity.verify import verify_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
+
+from tests.support import tiny_models
 
 
 def test_numbers_of_layers() -> None:

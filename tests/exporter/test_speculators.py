@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.eagle import EagleDraft
-from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
-from vlmexport.exporter.drafts.export import export_draft
-from vlmexport.exporter.drafts.speculators_format import read_verifier
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
+from vlmexport.exporter.drafts.eagle.speculators_format import read_verifier
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.export_draft import export_draft
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import ExportError, OptionError
-from vlmexport.runtime.proposers.combined import Combined
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.common.errors import ExportError, OptionError
+from vlmexport.runtime.drafts.combined import FallbackProposer
+from vlmexport.runtime.session.session import Session
+
+from tests.support import tiny_models
 
 WIDTH, VOCABULARY, INNER = 96, 266, 64
 ATTENTION = [f"transformer.self_attn.{part}_proj.weight" for part in "qkvo"]
@@ -108,7 +109,7 @@ def check_combination(session: Session) -> None:
             found = session.generate_tokens(ids, max_new_tokens=24, draft=name, **options)
             assert (found.tokens, found.stats.draft) == (wanted, name)
     combined = session.proposer(name)
-    assert isinstance(combined, Combined)
+    assert isinstance(combined, FallbackProposer)
     asked: list[int] = []
     second = combined._second.propose
     combined._second.propose = lambda *given: asked.append(1) or second(*given)  # type: ignore[method-assign]

@@ -15,13 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_generation import difference
-from pass_logits import PassLogits
 from PIL import Image
-from qwen_inputs import model_inputs
-from tiny_models import WORDS
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.common.reference import collate
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.runtime import Session, Video
@@ -29,9 +25,14 @@ from vlmexport.runtime.families import get_family
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import sampled
 
+from tests.support.own_generation import difference
+from tests.support.pass_logits import PassLogits
+from tests.support.qwen_inputs import model_inputs
+from tests.support.tiny_models import WORDS
+
 EACH, TOKENS = 10, 10
 TOLERANCE = 2e-5
-"""Of logits, as a part of the largest: that of the contract suite (tests/contract/rig.py)."""
+"""Of logits, as a part of the largest: that of the contract suite (tests/support/rig.py)."""
 CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     "llava": [
         {},

@@ -11,12 +11,13 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from onnx_session import onnx_session
 from vlmexport.exporter.graphs.retype import retype
 from vlmexport.exporter.tensorrt import graph_copy, load_tensorrt
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.exporter.tensorrt.network import parse
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
+
+from tests.support.onnx_session import onnx_session
 
 SIZES = {
     "batch": 1,

@@ -10,7 +10,7 @@ from vlmexport.exporter.families.languages import LANGUAGES, language_class
 from vlmexport.exporter.graphs.retype import WIDE_RESIDUAL
 from vlmexport.exporter.tensorrt import PlanOptions, api
 from vlmexport.exporter.tensorrt.options import resolve
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str, *names: str) -> None:

@@ -14,7 +14,7 @@ from vlmexport.exporter.tensorrt.options import plan_precision
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 
 pytest.importorskip("tensorrt_rtx_libs")
 
@@ -77,7 +77,7 @@ def test_every_graph_gets_a_plan(tiny_bundle: Callable, tmp_path: Path, name: st
 
 
 def test_the_bundled_model_has_fused_attention(tmp_path: Path) -> None:
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
     request = BuildRequest(
         model="tiny-blip2-flant5", output=tmp_path / "b", draft_layer=3, parity=False, backend="tensorrt-rtx"
@@ -92,9 +92,10 @@ def test_the_bundled_model_has_fused_attention(tmp_path: Path) -> None:
 
 def test_plans_of_a_bundle_whose_weights_are_the_checkpoints_files(tmp_path: Path) -> None:
     """The same bytes of weights in every plan, and a tied table in none."""
-    import tiny_models
     import torch
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+
+    from tests.support import tiny_models
 
     model = tiny_models.checkpoint("llama-tied", tmp_path / "model", dtype=torch.float16)
     found: list[dict[str, int]] = []

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import tiny_models
 import torch
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.prepare import prepare
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.common.reference import collate
+from vlmexport.exporter.families.common.sample_inputs import odd_picture
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.exporter.families.samples import odd_picture
 from vlmexport.exporter.parity.reference import load_reference
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.prepare import prepare
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import OptionError, UnsupportedModelError
+from vlmexport.runtime.common.errors import OptionError, UnsupportedModelError
+
+from tests.support import tiny_models
 
 NAME = "llava-next"
 

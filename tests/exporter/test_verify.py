@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tiny_bundles import untrained_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.parity.verify import verify_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
+
+from tests.support.tiny_bundles import untrained_draft
 
 
 def test_drafts_are_matched_by_their_weights(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:

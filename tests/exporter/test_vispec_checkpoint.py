@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import save_file
-from test_eagle_checkpoint import HEADS, VOCABULARY, WIDTH
-from test_eagle_checkpoint import published as layer
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.eagle import EagleDraft
-from vlmexport.exporter.drafts.trained import described
-from vlmexport.exporter.drafts.vispec import VispecDraft
-from vlmexport.exporter.drafts.vispec_network import VispecConfig
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.exporter.drafts.common.trained import described
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.vispec import VispecDraft
+from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime.common.errors import ExportError, OptionError
+
+from tests.exporter.test_eagle_checkpoint import HEADS, VOCABULARY, WIDTH
+from tests.exporter.test_eagle_checkpoint import published as layer
+from tests.support import tiny_models
 
 
 def published(

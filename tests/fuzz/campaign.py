@@ -2,9 +2,9 @@
 
     make fuzz MINUTES=10 SEED=1
     make fuzz COUNT=2500 FIRST=5000 SEED=1 SAVE=part-3.json          # 10,000 in four calls; then
-    python tests/fuzz/campaign.py --merge part-1.json part-2.json part-3.json part-4.json
-    python tests/fuzz/campaign.py --minutes 10 --seed 1 [--kind image --kind draft] [--save FILE.json]
-    python tests/fuzz/campaign.py --case image:1:42          # one case again: kind, seed, number
+    python -m tests.fuzz.campaign --merge part-1.json part-2.json part-3.json part-4.json
+    python -m tests.fuzz.campaign --minutes 10 --seed 1 [--kind image --kind draft] [--save FILE.json]
+    python -m tests.fuzz.campaign --case image:1:42          # one case again: kind, seed, number
 
 A case is a function of (kind, seed, number); the kinds take turns, so that a case also has a place in the whole series,
 from which `--first` and `--count` choose. Ctrl-C and SIGTERM end a campaign after the case that runs, with its table
@@ -31,22 +31,21 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # threads would not survive a fork
 os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1")  # neither would theirs
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from cases import Case, Verdict, judge  # noqa: E402
-from kinds import KINDS  # noqa: E402
+from tests.fuzz.cases import Case, Verdict, judge  # noqa: E402
+from tests.fuzz.kinds import KINDS  # noqa: E402
 
 
 def imported() -> None:
     """Everything that a case may import, so that its process need not."""
     import tqdm
     from vlmexport.calibration.data import load_records  # noqa: F401
-    from vlmexport.exporter.build import build_bundle  # noqa: F401
     from vlmexport.exporter.cli import app  # noqa: F401
+    from vlmexport.exporter.pipeline import build_bundle  # noqa: F401
     from vlmexport.runtime import Session  # noqa: F401
     from vlmexport.runtime.cli import build_app
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from forks import leave
+from tests.support.forks import leave
 
 HANG = 20.0
 """Seconds after which a case counts as a hang. Those that it waits for a processor, which others have, do not count."""

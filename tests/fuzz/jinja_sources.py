@@ -6,7 +6,7 @@ import random
 import re
 from typing import Any
 
-from mutate import mutate_json
+from tests.fuzz.mutate import mutate_json
 
 GRAMMAR: dict[str, tuple[str, ...]] = {
     "text": (

@@ -1,10 +1,10 @@
 """Commands that write are killed (SIGKILL) before each system call that touches their output, and run again.
 
     make kill POINTS=200
-    python tests/kill/campaign.py --points 200 [--command build --command compile] [--save FILE.json]
-    python tests/kill/campaign.py --command compile --points 200 --first 100 --count 100 --save part-2.json
-    python tests/kill/campaign.py --merge part-1.json part-2.json --save FILE.json
-    python tests/kill/campaign.py --command compile --point 42           # one case again
+    python -m tests.kill.campaign --points 200 [--command build --command compile] [--save FILE.json]
+    python -m tests.kill.campaign --command compile --points 200 --first 100 --count 100 --save part-2.json
+    python -m tests.kill.campaign --merge part-1.json part-2.json --save FILE.json
+    python -m tests.kill.campaign --command compile --point 42           # one case again
 
 The points of a command are counted first; where it has more than `--points`, they are spread evenly over all of them. What
 counts as a failure is in killing.py: what was there before is neither the old one nor the new one, the command that is run
@@ -30,26 +30,28 @@ from typing import Any
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # threads would not survive a fork
 os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", HF_HUB_OFFLINE="1")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from killing import EQUAL, FAILED, FINISHED, REFUSED, judge, prepared, spread  # noqa: E402
-from scenes import SCENES  # noqa: E402
+from tests.kill.killing import EQUAL, FAILED, FINISHED, REFUSED, judge, prepared, spread  # noqa: E402
+from tests.kill.scenes import SCENES  # noqa: E402
 
 OUTCOMES = (EQUAL, REFUSED, FINISHED, FAILED)
 
 
 def imported() -> None:
     """Everything that a command imports, in this process; ONNX Runtime's pool gets no thread, which a fork would not have."""
-    import kept_traces
     import torch
     import tqdm
     from vlmexport.calibration import cli  # noqa: F401
     from vlmexport.calibration.training import run  # noqa: F401
-    from vlmexport.exporter.build import build_bundle  # noqa: F401
-    from vlmexport.exporter.drafts import export  # noqa: F401
+    from vlmexport.exporter.pipeline import (
+        build_bundle,  # noqa: F401
+        export_draft,  # noqa: F401
+    )
     from vlmexport.exporter.tensorrt import compile  # noqa: F401
     from vlmexport.runtime.cli import build_app
     from vlmexport.runtime.engines.onnxruntime import use_global_pool
+
+    from tests.support import kept_traces
 
     for command in ("build", "train", "compile", "calibrate", "generate-data", "export-draft"):
         build_app(command)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forks import forked
-from scenes import SCENES, Content, Scene, content, place, quietly, units
-from tracer import Trace, traced
+from tests.kill.scenes import SCENES, Content, Scene, content, place, quietly, units
+from tests.kill.tracer import Trace, traced
+from tests.support.forks import forked
 
 LIMIT = 300.0
 """Seconds after which a command that is run again counts as a hang."""

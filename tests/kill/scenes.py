@@ -12,14 +12,10 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "calibration")]
 
 TIMES = frozenset(("created", "tokens_per_second"))
 """Fields of JSON that hold a time or a speed, whatever they are in. Nothing else is left out of a comparison but the manifest's
@@ -161,20 +157,20 @@ def place(folder: Path) -> Iterator[None]:
 
 
 def _model(inputs: Path) -> Path:
-    import tiny_models
+    from tests.support import tiny_models
 
     folder = inputs / "model"
     return folder if folder.is_dir() else tiny_models.checkpoint("llama", folder)
 
 
 def _data(inputs: Path, count: int = 8) -> Path:
-    from training_targets import make_jsonl
+    from tests.support.training_targets import make_jsonl
 
     return make_jsonl(inputs / "data.jsonl", count, images=False)
 
 
 def _draft(inputs: Path) -> Path:
-    import tiny_bundles
+    from tests.support import tiny_bundles
 
     return tiny_bundles.untrained_layer(_model(inputs), inputs / "draft")
 
@@ -277,9 +273,9 @@ def _small_batches() -> None:
     """A cache notes after 8 batches how far it is: of two records each, so that few records do."""
     from functools import partial
 
+    from vlmexport.calibration.features.features import build_cache
+    from vlmexport.calibration.features.text_cache import build_text_cache
     from vlmexport.calibration.training import run as training
-    from vlmexport.calibration.training.features import build_cache
-    from vlmexport.calibration.training.text_cache import build_text_cache
 
     training.build_cache = partial(build_cache, batch_size=2)  # type: ignore[assignment]
     training.build_text_cache = partial(build_text_cache, batch_size=2)  # type: ignore[assignment]

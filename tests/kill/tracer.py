@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from forks import leave
+from tests.support.forks import leave
 
 _SEIZE, _CONT, _SYSCALL_INFO = 0x4206, 7, 0x420E
 _FORK, _VFORK, _CLONE, _EXEC, _SECCOMP, _EXITKILL = 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 7, 1 << 20

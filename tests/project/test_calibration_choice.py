@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
-from vlmexport.runtime.measure.arms import Arm, Turn
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_costs import StoredChoice
+from vlmexport.runtime.bundle.stored_costs import StoredChoice
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import AcceptanceCounts
+from vlmexport.runtime.speedup.stats import Stats
+from vlmexport.runtime.tuning.ab_runs import Arm, Turn
+
+from benchmarks import calibration as script
 
 TABLE = CostTable(
     Curve({1: 1.0, 3: 1.2, 5: 1.6}), {"heads": DraftCosts(once=0.1), "slow": DraftCosts(propose=2.0)}
 )
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    return importlib.import_module("calibration")
-
-
-def seen(draft: str, *accepted: int) -> Observed:
+def seen(draft: str, *accepted: int) -> AcceptanceCounts:
     """A hundred cycles of the longest chain; how many of them accepted the first token, the second …"""
     depth = len(accepted)
-    return Observed(draft, Budget.chain(depth), {(depth, depth): 100}, list(accepted))
+    return AcceptanceCounts(draft, Budget.chain(depth), {(depth, depth): 100}, list(accepted))
 
 
-def test_a_choice_is_judged_where_it_was_not_made(script: ModuleType) -> None:
+def test_a_choice_is_judged_where_it_was_not_made() -> None:
     far, near = seen("heads", 90, 85, 80, 75), seen("heads", 90, 20, 0, 0)
     alike = script.counted(TABLE, [far], [far])
     assert alike["chosen"] == alike["best"] == "heads × 4" and alike["of_best"] == 1.0
@@ -43,7 +37,7 @@ def test_a_choice_is_judged_where_it_was_not_made(script: ModuleType) -> None:
     assert other["of_best"] == pytest.approx(1.3 / 1.7, abs=1e-4)
 
 
-def test_plain_decoding_is_a_choice(script: ModuleType) -> None:
+def test_plain_decoding_is_a_choice() -> None:
     poor, good = seen("slow", 10), seen("heads", 90)
     found = script.counted(TABLE, [poor], [poor])
     assert (found["chosen"], found["best"], found["of_best"]) == ("plain", "plain", 1.0)
@@ -71,7 +65,7 @@ def turns(even: float, odd: float, requests: int = 12, tokens: int = 8) -> list[
 CHOICE = StoredChoice(draft="heads", draft_length=2, speedup=2.0, tokens_per_cycle=5.0, interval=[1.9, 2.1])
 
 
-def test_the_choice_is_compared_with_the_best_and_with_its_prediction(script: ModuleType) -> None:
+def test_the_choice_is_compared_with_the_best_and_with_its_prediction() -> None:
     """Each beside plain decoding: a turn in which the machine was twice as slow changes no ratio. The best is the one of
     every second request, judged by the others."""
     found = {
@@ -93,13 +87,13 @@ def test_the_choice_is_compared_with_the_best_and_with_its_prediction(script: Mo
 
 
 @pytest.mark.parametrize("plain", [0.96, 1.04])
-def test_a_run_on_a_machine_that_is_not_steady_is_not_judged(script: ModuleType, plain: float) -> None:
+def test_a_run_on_a_machine_that_is_not_steady_is_not_judged(plain: float) -> None:
     found = {"plain": turns(plain, plain), "heads × 2": turns(1.9, 1.9)}
     result = script.compare(CHOICE, turns(2.0, 2.0), found, 0.9)
     assert result["discarded"] and result["judged"] is None and result["plain_of_plain"] == plain
 
 
-def test_what_the_first_requests_rule_out(script: ModuleType) -> None:
+def test_what_the_first_requests_rule_out() -> None:
     found = {
         "plain": [turn(0, 1.0, 1.0)],
         "tree": [turn(0, 1.0, 2.0)],
@@ -110,7 +104,7 @@ def test_what_the_first_requests_rule_out(script: ModuleType) -> None:
     assert script.close_to_best(found, {"tree"}) == {"plain", "tree", "heads × 2", "heads × 4"}
 
 
-def test_every_way_stands_once(script: ModuleType) -> None:
+def test_every_way_stands_once() -> None:
     draft = SimpleNamespace(name="heads", heads=4, ranks=10)
     manifest = SimpleNamespace(drafts=[draft], widest_tree=16)
     ways = script.every_way(manifest, [Arm("heads", Budget(4, 4)), Arm("heads", Budget(6, 3))])
@@ -119,7 +113,7 @@ def test_every_way_stands_once(script: ModuleType) -> None:
     assert ways[trees[0]] == {"draft": "heads", "draft_length": 3, "draft_nodes": 6}
 
 
-def test_both_parts_are_cut_alike(script: ModuleType) -> None:
+def test_both_parts_are_cut_alike() -> None:
     cut = [script.parts(list(range(count)), 5) for count in (64, 80, 10)]
     assert [[len(part) for part in each] for each in cut] == [[12, 13, 13, 13, 13], [16] * 5, [2] * 5]
     assert [number for part in cut[0] for number in part] == list(range(64))

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("papers_medusa_captioning")
+from benchmarks import captioning_runs, captioning_times, machine
+from benchmarks import papers_medusa_captioning as script
 
 
 def result(kind: str, seed: int, tau: float, texts: list[str]) -> dict[str, Any]:
@@ -30,14 +23,14 @@ def result(kind: str, seed: int, tau: float, texts: list[str]) -> dict[str, Any]
     }  # fmt: skip
 
 
-def test_the_order_of_two_kinds_needs_every_seed(script: ModuleType) -> None:
+def test_the_order_of_two_kinds_needs_every_seed() -> None:
     assert script.below([2.0, 2.1], [2.1, 2.4]) == "confirmed"
     assert script.below([2.2, 2.3], [2.0, 2.1]) == "contradicted"
     assert script.below([2.0, 2.2], [2.1, 2.3]) == "undecided"
     assert script.below([2.0], []) == script.below([], [2.0]) == "undecided"
 
 
-def test_rows_are_means_over_seeds(script: ModuleType) -> None:
+def test_rows_are_means_over_seeds() -> None:
     found = [
         result("Medusa-1", 0, 2.0, ["a", "b"]), result("Medusa-2", 0, 2.6, ["a", "x"]),
         result("Medusa-1", 1, 2.2, ["a", "b"]), result("Medusa-2", 1, 2.5, ["y", "z"]),
@@ -54,7 +47,7 @@ def test_rows_are_means_over_seeds(script: ModuleType) -> None:
     assert all(len(set(columns)) == 1 for columns in tables), "a row has as many columns as its head"
 
 
-def test_bounds_count_the_weights_that_a_step_reads(script: ModuleType) -> None:
+def test_bounds_count_the_weights_that_a_step_reads() -> None:
     sizes = script.GPT2
     config = GPT2Config(
         n_embd=sizes.width, n_layer=sizes.layers, vocab_size=sizes.vocabulary, add_cross_attention=True
@@ -71,8 +64,7 @@ def test_bounds_count_the_weights_that_a_step_reads(script: ModuleType) -> None:
     assert script.paper([2])["bounds"]["2"] == {"by_tokens": 3, "by_weights": 1.912}
 
 
-def test_arms_take_turns_after_a_round_that_warms_up(script: ModuleType) -> None:
-    captioning_times = importlib.import_module("captioning_times")
+def test_arms_take_turns_after_a_round_that_warms_up() -> None:
     called: list[str] = []
     arms = {name: lambda name=name: called.append(name) or float(len(called)) for name in "abcd"}
     found = captioning_times.interleaved(arms, 3)
@@ -88,9 +80,9 @@ def test_arms_take_turns_after_a_round_that_warms_up(script: ModuleType) -> None
 
 @pytest.mark.slow
 def test_a_small_table_is_made_kept_and_timed(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("machine"), "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(machine, "RESULTS", tmp_path / "results")
     words = [
         "table", "--folder", str(tmp_path), "--kinds", "medusa-1", "medusa-2", "--heads", "2", "--seeds", "1", "--captions", "8",
         "--validation", "2", "--steps", "6", "--batch-size", "4", "--scenes", "2",
@@ -108,18 +100,16 @@ def test_a_small_table_is_made_kept_and_timed(
     )
     script.main()
     timed = json.loads((tmp_path / "results" / "papers-medusa-captioning-times.json").read_text())["bundles"]
-    kinds = importlib.import_module("captioning_runs").KINDS
+    kinds = captioning_runs.KINDS
     assert set(timed) == {f"{kind}-2-heads-{kinds[kind].rates}-seed-0" for kind in ("medusa-1", "medusa-2")}
     assert all(row["decode"]["median"] > 0 and row["bound"] > 0 for row in timed.values())
     assert "samples/s" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_rates_are_compared_on_validation_scenes(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.import_module("machine"), "RESULTS", tmp_path / "results")
-    rates = importlib.import_module("captioning_runs").Rates
+def test_rates_are_compared_on_validation_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "RESULTS", tmp_path / "results")
+    rates = captioning_runs.Rates
     swept = {"medusa-1": [rates(1e-3), rates(1e28)], "medusa-2": [rates(1e-2, 1e-3)]}
     monkeypatch.setattr(script, "SWEPT", swept)
     words = [

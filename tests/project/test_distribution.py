@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = 77
 """The release of setuptools that pyproject.toml asks for."""
-TAKEN = ("vlmexport", "runtime", "exporter", "calibration", "pyproject.toml", "README.md", "LICENSE")
-"""What a build reads of the tree."""
+ROOMS = ("runtime", "exporter", "calibration")
+TAKEN = ("src", "pyproject.toml", "README.md", "LICENSE")
+"""What a build reads of the tree; the rooms by the links in src/."""
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("setuptools") is None
@@ -49,38 +50,60 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     (folder / "tree").mkdir()
     for name in TAKEN:
-        if (ROOT / name).is_file():
-            shutil.copy(ROOT / name, folder / "tree" / name)
-        else:
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, folder / "tree" / name, ignore=ignored)
+        copy(ROOT / name, folder / "tree" / name)
     return build("sdist", folder / "tree", folder / "dist")
 
 
-@pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(source: Path, to: Path) -> None:
+    """A file or a folder, without what builds leave there."""
+    if source.is_file():
+        shutil.copy(source, to)
+    else:
+        shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+
+
+def wheel_of(sdist: Path, folder: Path) -> Path:
     """Built from the sdist, as from an index: the sdist must hold all that it needs."""
-    folder = tmp_path_factory.mktemp("wheel")
     shutil.unpack_archive(sdist, folder)  # our own archive: Python 3.11.0 to 3.11.3 know no filter
     (tree,) = [p for p in folder.iterdir() if p.is_dir()]
     return build("wheel", tree, folder / "dist")
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A fresh environment with the wheel; dependencies are those of the environment that runs the tests."""
-    folder = tmp_path_factory.mktemp("venv")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_of(sdist, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def models_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    copy(ROOT / "models", folder / "tree")
+    return wheel_of(build("sdist", folder / "tree", folder / "dist"), tmp_path_factory.mktemp("models-wheel"))
+
+
+def environment(folder: Path, *wheels: Path) -> Path:
+    """A fresh environment with the wheels; dependencies are those of the environment that runs the tests."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     subprocess.run(
         [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-index", "--no-deps",
-         "--disable-pip-version-check", str(wheel)],
+         "--disable-pip-version-check", *map(str, wheels)],
         check=True,
     )  # fmt: skip
     (packages,) = (folder / "lib").glob("python*/site-packages")
     others = [p for p in sys.path if Path(p).name == "site-packages" and Path(p).is_dir()]
     (packages / "dependencies.pth").write_text("\n".join(others) + "\n")  # their own .pth files are not read
-    yield folder
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("venv"), wheel)
+
+
+@pytest.fixture(scope="module")
+def with_models(wheel: Path, models_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("venv"), wheel, models_wheel)
 
 
 def run(installed: Path, cwd: Path, *command: object) -> subprocess.CompletedProcess[str]:
@@ -98,16 +121,13 @@ def test_the_wheel_holds_what_the_tree_holds_and_nothing_else(wheel: Path) -> No
             archive.read(next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA")))
         )
     expected = {
-        f"{place}{path.relative_to(ROOT).as_posix()}"
-        for place, room in (
-            ("", "vlmexport"),
-            *(("vlmexport/", r) for r in ("runtime", "exporter", "calibration")),
-        )
-        for path in (ROOT / room).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.parent.name != "optimum_cli"
+        f"{place}{path.relative_to(ROOT / folder).as_posix()}"
+        for place, folder in (("", "src"), *((f"vlmexport/{room}/", room) for room in ROOMS))
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and not {"__pycache__", "vlmexport.egg-info"} & set(path.parts)
     }
-    assert names == expected | {"optimum/commands/register/register_vlmexport.py"}
-    assert wheel.stat().st_size < 60e6  # an index takes 100 MB
+    assert names == expected
+    assert wheel.stat().st_size < 1.2e6  # a robot installs it
     assert re.fullmatch(r"vlmexport-[0-9.]+-py3-none-any\.whl", wheel.name)
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
     assert metadata["Description-Content-Type"] == "text/markdown"
@@ -149,11 +169,20 @@ print(json.dumps({{"file": vlmexport.runtime.__file__, "tokens": [int(t) for t i
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_wheel_of_the_models_holds_their_files(models_wheel: Path) -> None:
+    with zipfile.ZipFile(models_wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    folder = ROOT / "models" / "vlmexport_tiny_models"
+    files = [f for f in folder.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
+    assert names == {path.relative_to(folder.parent).as_posix() for path in files}
+    assert models_wheel.stat().st_size < 60e6  # an index takes 100 MB
+
+
 def test_the_exporter_finds_its_model_and_drafts_outside_the_checkout(
-    installed: Path, tmp_path: Path
+    with_models: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    done = run(installed, tmp_path, "vlmexport", "models", "--json")
+    done = run(with_models, tmp_path, "vlmexport", "models", "--json")
     assert done.returncode == 0, done.stderr
     drafts = {m["alias"]: m["drafts"] for m in json.loads(done.stdout)["models"] if m["source"] == "bundled"}
     cross_attending, reading_pictures = ("tiny-blip2-flant5", "tiny-vit-gpt2"), ("tiny-qwen2.5-vl",)
@@ -162,15 +191,31 @@ def test_the_exporter_finds_its_model_and_drafts_outside_the_checkout(
     assert drafts == dict.fromkeys(cross_attending, heads) | dict.fromkeys(reading_pictures, layers)
     for name in (*cross_attending, *reading_pictures):
         options = ("--model", name, "-o", tmp_path / "bundle", "--draft-layer", 99)
-        done = run(installed, tmp_path, "vlmexport", "build", *options)
+        done = run(with_models, tmp_path, "vlmexport", "build", *options)
         # It has read the configuration and the weights' header.
         assert done.returncode == 2 and "this decoder has 12 layers" in done.stderr
+
+
+def test_without_the_models_the_command_that_installs_them_is_named(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    if any(
+        (Path(place) / "vlmexport_tiny_models").exists() for place in sys.path if "site-packages" in place
+    ):
+        pytest.skip("this environment has the tiny models among its packages")
+    options = ("--model", "tiny-blip2-flant5", "-o", tmp_path / "bundle")
+    done = run(installed, tmp_path, "vlmexport", "build", *options)
+    assert done.returncode == 2
+    assert done.stderr.endswith("not installed: pip install ./models in a checkout of vlmexport\n"), (
+        done.stderr
+    )
 
 
 def test_a_missing_extra_is_added_to_the_wheel_that_was_installed(
     installed: Path, wheel: Path, tmp_path: Path
 ) -> None:
-    code = "from vlmexport.runtime.extras import install_command; print(install_command('export'))"
+    code = (
+        "from vlmexport.runtime.common.optional_deps import install_command; print(install_command('export'))"
+    )
     done = run(installed, tmp_path, "python", "-c", code)
     assert done.stdout.strip() == f"pip install '{wheel}[export]'", done.stderr
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from vlmexport.exporter.aliases import BUNDLED
+from vlmexport.exporter.common.tiny_models import tiny_model
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-DRAFTS = BUNDLED / "drafts"
+from benchmarks import draft_figures as script
 
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("draft_figures")
+DRAFTS = tiny_model("tiny-blip2-flant5").with_name("drafts")
 
 
-def test_every_draft_is_named_with_what_it_reached(script: ModuleType) -> None:
+def test_every_draft_is_named_with_what_it_reached() -> None:
     found = script.figures(DRAFTS / "tiny-qwen2.5-vl")
     assert set(found["drafts"]) == {"n3", "n6", "medusa", "eagle", "vispec"}
     assert found["target"]["name"] == "tiny-qwen2.5-vl"
@@ -30,7 +23,7 @@ def test_every_draft_is_named_with_what_it_reached(script: ModuleType) -> None:
     assert found["drafts"]["n3"]["layer"] == 3 and found["drafts"]["medusa"]["layer"] is None
 
 
-def test_what_cannot_be_one_table_is_refused(script: ModuleType, tmp_path: Path) -> None:
+def test_what_cannot_be_one_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="0 targets"):
         script.figures(tmp_path)
     for model in ("tiny-vit-gpt2", "tiny-blip2-flant5"):

@@ -14,14 +14,25 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import python_share
+
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")])
+PROGRAMS = sorted(
+    path
+    for room in ("examples", "benchmarks")
+    for path in (ROOT / room).glob("*.py")
+    if path.stem != "__init__"
+)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_project_imports_exist(program):
     for node in ast.walk(ast.parse(program.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("vlmexport"):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith(("vlmexport", "recipes"))
+        ):
             module = importlib.import_module(node.module)
             for name in node.names:
                 assert hasattr(module, name.name) or importlib.util.find_spec(f"{node.module}.{name.name}")
@@ -32,10 +43,8 @@ def test_programs_explain_themselves(program):
     assert ast.get_docstring(ast.parse(program.read_text()))
 
 
-def test_what_the_share_of_python_measures_exists(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    places = importlib.import_module("python_share").places()
-    assert all(callable(vars(owner)[name]) for owner, name, _ in places)
+def test_what_the_share_of_python_measures_exists():
+    assert all(callable(vars(owner)[name]) for owner, name, _ in python_share.places())
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

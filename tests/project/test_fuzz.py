@@ -18,12 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "fuzz"), str(TESTS / "published")]
-
-import folders  # noqa: E402
-import layouts  # noqa: E402
-from cases import Case, denied, judge  # noqa: E402
+from tests.fuzz.cases import Case, denied, judge
+from tests.support.programs import environment, program
+from tests.support.published import folders, layouts
 
 
 def crash() -> int:
@@ -61,7 +58,7 @@ def chatter() -> int:
 def test_what_counts_as_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[[], int], problem: str | None
 ) -> None:
-    monkeypatch.setattr("cases.MEMORY", 1 << 30)  # a machine of tests may not have the campaign's
+    monkeypatch.setattr("tests.fuzz.cases.MEMORY", 1 << 30)  # a machine of tests may not have the campaign's
 
     def refusal() -> int:
         sys.stderr.write("vlmexport: no\n")
@@ -79,7 +76,7 @@ def test_what_counts_as_a_failure(
 def test_memory_of_the_process_that_forks_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cases.MEMORY", 200 << 20)
+    monkeypatch.setattr("tests.fuzz.cases.MEMORY", 200 << 20)
     held = bytearray(300 << 20)
     held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])
     (tmp_path / "file").write_bytes(bytes(held))
@@ -96,24 +93,20 @@ def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.
         return 0
 
     assert denied(os.getpid()) >= 0.0
-    monkeypatch.setattr("cases.denied", lambda process: 60.0)
+    monkeypatch.setattr("tests.fuzz.cases.denied", lambda process: 60.0)
     assert judge(Case(slow, limit=0.5), tmp_path).problem is None
-    monkeypatch.setattr("cases.denied", lambda process: 0.0)
+    monkeypatch.setattr("tests.fuzz.cases.denied", lambda process: 0.0)
     assert "hangs" in str(judge(Case(slow, limit=0.5), tmp_path).problem)
 
 
 def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
-    from kinds import KINDS
+    from tests.fuzz.kinds import KINDS
 
     every = str(len(KINDS))
-    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", every, "--seed", "7"]
-    command += [
-        "--patience",
-        "20",
-        "--save",
-        str(tmp_path / "found.json"),
-    ]  # how fast is not a test's question
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = ["--count", every, "--seed", "7", "--save", tmp_path / "found.json"]
+    words += ["--patience", "20"]  # how fast is not a test's question
+    command = program("tests.fuzz.campaign", *words)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["failures"] == [] and list(found["kinds"]) == list(KINDS)
@@ -128,7 +121,7 @@ def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
 
 
 def test_changes_of_folders_are_functions_of_their_seed(tmp_path: Path) -> None:
-    from layout_changes import CHANGES, change_folder
+    from tests.fuzz.layout_changes import CHANGES, change_folder
 
     def folder(name: str, seed: int) -> dict[str, bytes]:
         place = tmp_path / name
@@ -148,7 +141,7 @@ def test_changes_of_folders_are_functions_of_their_seed(tmp_path: Path) -> None:
 
 
 def test_a_bundle_of_another_model_differs(tmp_path: Path) -> None:
-    from kinds import published as kind
+    from tests.fuzz.kinds import published as kind
 
     name = "HuggingFaceTB--SmolLM2-135M-Instruct"
     model = folders.write(layouts.read(name), tmp_path / "model")
@@ -165,14 +158,14 @@ def test_a_bundle_of_another_model_differs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_campaign_that_is_stopped_says_what_it_found_and_goes_on(tmp_path: Path) -> None:
     def campaign(*words: object) -> list[str]:
-        return [sys.executable, str(TESTS / "fuzz" / "campaign.py"), *map(str, words)]
+        return program("tests.fuzz.campaign", *words)
 
     shared = ("--kind", "image", "--kind", "data", "--seed", 3)
     parts = [tmp_path / f"{name}.json" for name in ("one", "two", "whole", "merged")]
     # Nobody could wait for all of them: it ends because it is told to.
     running = subprocess.Popen(
         campaign(*shared, "--count", 10**6, "--save", parts[0], "--folder", tmp_path / "kept"),
-        stdout=subprocess.PIPE, text=True,
+        env=environment(), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     while not list(tmp_path.glob("kept/data-3-*")):  # the campaign is at its cases
         assert running.poll() is None, "it ended by itself"
@@ -184,9 +177,13 @@ def test_a_campaign_that_is_stopped_says_what_it_found_and_goes_on(tmp_path: Pat
     rest = ("--first", first["next"], "--count", 7, "--save", parts[1])
     whole = ("--count", first["next"] + 7, "--save", parts[2])
     for words in (rest, whole):
-        subprocess.run(campaign(*shared, *words), check=True, capture_output=True, timeout=300)
+        subprocess.run(
+            campaign(*shared, *words), env=environment(), check=True, capture_output=True, timeout=300
+        )
     command = campaign("--merge", parts[1], parts[0], "--save", parts[3])
-    merged = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    merged = subprocess.run(
+        command, env=environment(), check=True, capture_output=True, text=True, timeout=60
+    ).stdout
     counts = []
     for path in parts[2:]:
         found = json.loads(path.read_text())
@@ -195,14 +192,13 @@ def test_a_campaign_that_is_stopped_says_what_it_found_and_goes_on(tmp_path: Pat
     assert counts[0] == counts[1]
     assert f"cases 0 to {first['next'] + 6};" in merged
     twice = subprocess.run(
-        campaign("--merge", parts[0], parts[2]), capture_output=True, text=True, timeout=60
+        campaign("--merge", parts[0], parts[2]), env=environment(), capture_output=True, text=True, timeout=60
     )
     assert twice.returncode == 2 and "are in two files" in twice.stderr
 
 
 def test_parts_of_different_kinds_make_one_table(tmp_path: Path) -> None:
-    sys.path.insert(0, str(TESTS / "fuzz"))
-    import campaign
+    from tests.fuzz import campaign
 
     def part(kind: str, first: int, last: int, seed: int = 1, *others: str) -> dict[str, Any]:
         row = campaign.new_row() | {"refused": last - first, "most_bytes": last}
@@ -232,10 +228,9 @@ def test_kept_traces_change_nothing_and_are_of_the_same_configuration(tmp_path: 
     code = f"""
 import contextlib, io, json, sys
 from pathlib import Path
-sys.path[:0] = [{str(TESTS)!r}, {str(TESTS / "fuzz")!r}]
-import tiny_models
-from kinds import traces
-from kinds.base import command
+from tests.fuzz.kinds import traces
+from tests.fuzz.kinds.base import command
+from tests.support import tiny_models
 
 whole = tiny_models.checkpoint("llama", Path({str(tmp_path / "whole")!r}))
 serve = command("-q", "build", "--model", whole, "--draft-layer", 1, "-o", whole / "no", "--dry-run", "--json")
@@ -257,7 +252,8 @@ config = json.loads((whole / "config.json").read_text())
 said(traces.with_traces(whole, serve))
 print(json.dumps([fresh == again, *sizes, len(traces._kept)]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     same, *sizes = json.loads(done.stdout.splitlines()[-1])
     assert same and sizes[:3] == [0, 0, 0]
@@ -265,15 +261,9 @@ print(json.dumps([fresh == again, *sizes, len(traces._kept)]))
 
 
 def test_some_hundred_mixed_requests_on_one_session(tiny_bundle: Callable, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(TESTS / "soak" / "soak.py"),
-        str(tiny_bundle("t5").path),
-        "--requests",
-        "400",
-    ]
-    command += ["--save", str(tmp_path / "found.json")]
-    subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    words = [tiny_bundle("t5").path, "--requests", "400", "--save", tmp_path / "found.json"]
+    command = program("tests.soak.soak", *words)
+    subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
     found = json.loads((tmp_path / "found.json").read_text())
     # So few requests fill caches still: memory is the business of `make soak`.
     assert [problem for problem in found["problems"] if "memory" not in problem] == []

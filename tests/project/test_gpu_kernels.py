@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.delitem(sys.modules, "gpu_kernels", raising=False)
-    return importlib.import_module("gpu_kernels")
+from benchmarks import gpu_kernels as kernels
 
 
 def trace(*events: tuple[str, str, float]) -> dict[str, Any]:
     return {"traceEvents": [{"cat": cat, "name": name, "dur": dur} for cat, name, dur in events]}
 
 
-def test_only_the_work_of_the_gpu_counts(kernels: ModuleType) -> None:
+def test_only_the_work_of_the_gpu_counts() -> None:
     seen = kernels.Kernels.of(
         trace(("kernel", "gemv", 3.0), ("kernel", "gemv", 4.0), ("cuda_runtime", "launch", 9.0))
         | {"schemaVersion": 1}
@@ -33,7 +22,7 @@ def test_only_the_work_of_the_gpu_counts(kernels: ModuleType) -> None:
     assert seen.seconds["gemv"] == pytest.approx(7e-6)
 
 
-def test_a_token_costs_what_the_longer_request_has_beyond_the_shorter(kernels: ModuleType) -> None:
+def test_a_token_costs_what_the_longer_request_has_beyond_the_shorter() -> None:
     short = kernels.Kernels.of(trace(("kernel", "vision", 50.0), ("kernel", "gemv", 10.0)))
     long = kernels.Kernels.of(
         trace(
@@ -48,7 +37,7 @@ def test_a_token_costs_what_the_longer_request_has_beyond_the_shorter(kernels: M
     assert [row["launches"] for row in rows] == [1.0, 1.0, 0.0]
 
 
-def test_the_table_says_what_no_kernel_explains(kernels: ModuleType) -> None:
+def test_the_table_says_what_no_kernel_explains() -> None:
     found = {
         "model": "a-model",
         "precision": "float16",

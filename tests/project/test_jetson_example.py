@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_trtexec import fake_trtexec
 from PIL import Image
 from vlmexport.runtime.images.synthetic import synthetic_image
 
+from tests.support.fake_trtexec import fake_trtexec
+from tests.support.programs import environment
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "jetson"
-EMULATOR = Path(__file__).parent / "jetson" / "emulated_jetson.py"
+EMULATOR = "tests.support.emulated_jetson"
 
 
 def program(path: Path, *command: str | Path) -> None:
@@ -27,9 +29,9 @@ def program(path: Path, *command: str | Path) -> None:
 
 def script(name: str, *arguments: str | Path, programs: Path, cwd: Path) -> str:
     """What a script printed; it must end well."""
-    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "200"}
+    variables = environment() | {"PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "200"}
     done = subprocess.run(
-        [EXAMPLE / name, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
+        [EXAMPLE / name, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "differ" not in done.stderr
@@ -59,8 +61,8 @@ def test_from_an_archive_to_a_captioning_loop(
 ) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
-    program(programs / "vlmexport", sys.executable, EMULATOR, version, "vlmexport")
-    program(programs / "python3", sys.executable, EMULATOR, version)
+    program(programs / "vlmexport", sys.executable, "-m", EMULATOR, version, "vlmexport")
+    program(programs / "python3", sys.executable, "-m", EMULATOR, version)
     Image.fromarray(synthetic_image(96, 128)).save(tmp_path / "picture.png")
     said = script("device.sh", archive, "picture.png", programs=programs, cwd=tmp_path)
     plans = json.loads((tmp_path / "bundle" / "manifest.json").read_text("utf-8"))["plans"]
@@ -72,9 +74,9 @@ def test_from_an_archive_to_a_captioning_loop(
     assert len(ticks) == 3
     # The last step of the README, with a trtexec that says how long nothing took.
     fake_trtexec(programs)
-    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    variables = environment() | {"PATH": f"{programs}:{os.environ['PATH']}"}
     profile = [programs / "vlmexport", "profile", "bundle", "--html", "profile.html"]
-    subprocess.run(profile, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
+    subprocess.run(profile, cwd=tmp_path, env=variables, check=True, capture_output=True, timeout=300)
     assert "mm &lt;1&gt;" in (tmp_path / "profile.html").read_text("utf-8"), "layers of the plans"
 
 

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vlmexport.exporter.output import exchange, whole_folder
+from vlmexport.exporter.output.leftovers import remove_leftovers
 
-KILL = Path(__file__).parents[1] / "kill"
-sys.path.insert(0, str(KILL))
-
-from killing import EQUAL, FAILED, REFUSED, judge, prepared, spread  # noqa: E402
-from scenes import SCENES, Scene  # noqa: E402
-from tracer import NoTracing, traced  # noqa: E402
-from vlmexport.exporter.output import exchange, whole_folder  # noqa: E402
-from vlmexport.exporter.output.leftovers import remove_leftovers  # noqa: E402
+from tests.kill.killing import EQUAL, FAILED, REFUSED, judge, prepared, spread
+from tests.kill.scenes import SCENES, Scene
+from tests.kill.tracer import NoTracing, traced
+from tests.support.programs import environment, program
 
 
 @pytest.fixture(autouse=True)
@@ -242,8 +240,8 @@ def test_points_are_spread_over_all() -> None:
 
 
 def campaign(*words: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(KILL / "campaign.py"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    command = program("tests.kill.campaign", *words)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
 
 QUICK = ("export-draft", "calibrate --merge", "train imitation")

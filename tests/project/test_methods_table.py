@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from benchmarks import papers_fastvlm_methods as script
+from benchmarks import papers_fastvlm_seeds as seeds
+
 MODEL = "tiny-vit-gpt2"
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("papers_fastvlm_methods")
-
-
-def test_an_exit_writes_what_its_layers_and_its_network_say(script: ModuleType) -> None:
+def test_an_exit_writes_what_its_layers_and_its_network_say() -> None:
     from vlmexport.calibration.targets.target import load_target
 
     target = load_target(MODEL, "cpu")
@@ -43,15 +37,15 @@ def test_an_exit_writes_what_its_layers_and_its_network_say(script: ModuleType) 
         assert best.tolist() == rows.tokens.tolist()
 
 
-def test_gains_by_weights_are_those_of_the_counts(script: ModuleType) -> None:
-    from vlmexport.runtime.speculate.stats import Stats
+def test_gains_by_weights_are_those_of_the_counts() -> None:
+    from vlmexport.runtime.speedup.stats import Stats
 
     stats = Stats(requests=1, tokens=9, cycles=4, proposed=8, evaluated=6, accepted=4)
     assert script.Method("", "", 0.25).by_weights(stats) == stats.tau / 1.5
 
 
 @pytest.mark.slow
-def test_a_small_run(script: ModuleType, tmp_path: Path) -> None:
+def test_a_small_run(tmp_path: Path) -> None:
     from vlmexport.calibration.targets.target import load_target
 
     target = load_target(MODEL, "cpu")
@@ -72,8 +66,7 @@ def test_a_small_run(script: ModuleType, tmp_path: Path) -> None:
     }
 
 
-def test_rows_of_seeds_are_put_together(script: ModuleType) -> None:
-    seeds = importlib.import_module("papers_fastvlm_seeds")
+def test_rows_of_seeds_are_put_together() -> None:
 
     def one(lengths: tuple[int, ...], alpha: float, bleu: float) -> dict[str, object]:
         counts = {"draft": "imitation@3", "share": 0.3, "differ": 0, "tau": 2.0, "by_weights": 1.5}

@@ -17,38 +17,56 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("exporter", "runtime", "calibration")
 
 
-def test_every_package_is_listed():
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    found = {"optimum.commands.register", "vlmexport"} | {
-        "vlmexport." + ".".join(folder.relative_to(ROOT).parts)
-        for room in ROOMS
-        for folder in [ROOT / room, *(ROOT / room).rglob("*")]
-        if folder.is_dir() and (folder / "__init__.py").exists()
+def test_src_is_laid_out_as_it_is_installed():
+    package = ROOT / "src" / "vlmexport"
+    assert {path.name: str(path.readlink()) for path in package.iterdir() if path.is_symlink()} == {
+        room: f"../../{room}" for room in ROOMS
     }
-    assert listed == found
 
 
 def test_every_python_file_is_in_a_package():
+    """Packages are found by their __init__.py: a file beside none would not be installed."""
     lost = [
         str(file.relative_to(ROOT))
         for room in ROOMS
         for file in (ROOT / room).rglob("*.py")
         if not (file.parent / "__init__.py").exists()
     ]
-    # Of a namespace package (PEP 420) of optimum's.
-    assert lost == ["exporter/optimum_cli/register_vlmexport.py"]
+    assert lost == []
 
 
-@pytest.mark.parametrize(
-    "page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]), ids=lambda p: p.name
-)
-def test_links_resolve(page):
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
-        if not re.match(r"[a-z]+:", target):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
+def test_both_distributions_are_of_one_version():
+    ours, models = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in (".", "models")
+    )
+    same = ("version", "license", "authors", "requires-python")
+    assert [models[name] for name in same] == [ours[name] for name in same]
+    assert (ROOT / "models" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_nothing_that_is_installed_imports_what_is_not():
+    files = [file for room in (*ROOMS, "src") for file in (ROOT / room).rglob("*.py")]
+    wrong = [
+        str(file.relative_to(ROOT))
+        for file in files
+        if re.search(
+            r"^\s*(?:from|import) (?:recipes|tests|benchmarks|examples)\b", file.read_text("utf-8"), re.M
+        )
+    ]
+    assert files and wrong == []
+
+
+def test_linters_read_every_file_once():
+    """The rooms are read as themselves, and not by the links in src/ again."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
+    read = [path for pattern in settings["include"] for path in ROOT.glob(pattern)]
+    assert not [
+        path for path in read if path.is_symlink() or any((path / room).is_symlink() for room in ROOMS)
+    ]
+    assert {*ROOMS, "__init__.py", "__main__.py", "optimum"} <= {path.name for path in read}
 
 
 def test_bundled_models_are_small():
-    files = [f for f in (ROOT / "exporter" / "bundled").rglob("*") if f.is_file()]
-    assert files, "exporter/bundled is empty"
+    files = [f for f in (ROOT / "models" / "vlmexport_tiny_models").rglob("*") if f.is_file()]
+    assert len(files) > 40
     assert sum(f.stat().st_size for f in files) <= 36e6

@@ -1,6 +1,7 @@
-"""The README's blocks are executed as they stand, in their order, in an empty folder; then the examples.
+"""The README's blocks are executed as they stand, in their order, in an empty folder; then marked blocks of the docs, and
+the examples.
 
-A block that cannot run here says so in an HTML comment above it, and is listed below.
+A block that cannot run here says so in an HTML comment above it; those of the README are listed below.
 """
 
 from __future__ import annotations
@@ -19,20 +20,19 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import MOUNTED_COMMANDS, RUNTIME_COMMANDS, build_app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
-NOT_RUN = {
-    "make demo": "installs packages",
-    "pip install -c constraints.txt .": "installs packages",
-    "vlmexport build --model ./my-blip2-flant5": "needs a model of yours, and the model hub",
-}
-"""Start of a block → its comment."""
+TRAINING = ROOT / "docs" / "get-started" / "train-a-draft.md"
+"""Whose block with the comment `run with: …` is run."""
+
+NOT_RUN = {"pip install -c constraints.txt": "installs packages"}
+"""Start of a block of the README → its comment."""
 
 SHORTENED = {
     "tiny-blip2-flant5 for M, shortened": {
         "--model M": "--model tiny-blip2-flant5", "--draft-layer 12": "--draft-layer 3",
         "scenes:train:4000:offset=64000 ": "scenes:train:24 --max-new-tokens 12 ", "--data data ": "--data data --steps 3 ",
-        "scenes:heldout:48 ": "scenes:heldout:2 --repeats 1 --max-new-tokens 12 ",
+        "scenes:heldout:48": "scenes:heldout:2 --repeats 1 --max-new-tokens 12",
     },
 }  # fmt: skip
 """Comment → what is replaced in its block."""
@@ -90,20 +90,30 @@ def shown(folder: Path) -> str:
 
 def test_the_readme_runs(folder: Path, shown: str) -> None:
     assert [b.text.split()[0] for b in blocks(ROOT / "README.md") if b.comment is None] == [
-        "vlmexport", "vlmexport", "import", "from",
-    ]  # fmt: skip
+        "vlmexport",
+        "from",
+    ]
     assert "tiny-blip2-flant5" in shown and "segment.0" in shown  # of `models` and of `inspect`
-    assert shown.count(caption_of(shown)) >= 4  # of `run`, `generate`, and twice of `generate_batch`
+    assert shown.count(caption_of(shown)) >= 3  # of `run`, `generate` and `stream`
 
 
 def caption_of(shown: str) -> str:
-    """What the README's stream tells: the last line but that of the batch, which stands behind it."""
-    return shown.splitlines()[-1].partition("[")[0]
+    """What the README's stream tells: the last line."""
+    return shown.splitlines()[-1]
+
+
+RUNNING = [(page, block) for page in PAGES for block in blocks(page) if block.comment == "runs"]
+"""Blocks of other pages that run where the README's bundle is."""
+
+
+@pytest.mark.parametrize(("page", "block"), RUNNING, ids=[page.stem for page, _ in RUNNING])
+def test_blocks_of_pages_run(page: Path, block: Block, folder: Path, shown: str) -> None:
+    assert caption_of(shown) in run(block, folder)
 
 
 @pytest.mark.slow
-def test_the_readmes_training_runs(folder: Path) -> None:
-    (block,) = (b for b in blocks(ROOT / "README.md") if (b.comment or "").startswith("run with: "))
+def test_the_training_page_runs(folder: Path) -> None:
+    (block,) = (b for b in blocks(TRAINING) if (b.comment or "").startswith("run with: "))
     run(block, folder)
     draft = Bundle.open(folder / "faster-bundle").manifest.drafts[0]
     assert (draft.kind, draft.layer, draft.trained) == ("imitation", 3, True)
@@ -165,7 +175,9 @@ def test_demo(folder: Path) -> None:
     done = example("demo.py", "--output", "demo", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "Same tokens, " in done.stdout
-    assert {"scene.png", "bench.png", "bench.json"} <= {path.name for path in (folder / "demo").iterdir()}
+    assert {"scene.png", "demo.png", "bench.png", "bench.json"} <= {
+        path.name for path in (folder / "demo").iterdir()
+    }
 
 
 # --- every option that a page names is one that the command has ---
@@ -177,7 +189,7 @@ def known_options(command: str) -> set[str]:
     return {name for parameter in found.params for name in [*parameter.opts, *parameter.secondary_opts]}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_their_options_exist(page: Path) -> None:
     text = "".join(block.text for block in blocks(page)) + "\n".join(
         re.findall(r"`(vlmexport [^`]*)`", page.read_text())

@@ -5,8 +5,8 @@
 | family of the exporter | a checkpoint in the parity table, a line in the docs |
 | family of the runtime | an exporter, a bundle in the contract table, a target in the training table |
 | draft kind of the exporter | a proposer of the runtime, a row in the contract table, a line in the docs |
-| draft kind that is trained | an objective, a row in the training table, a line in docs/training.md |
-| draft kind that is searched | a search, a line in docs/training.md |
+| draft kind that is trained | an objective, a row in the training table, a line in docs/how-to |
+| draft kind that is searched | a search, a line in docs/how-to |
 | engine | a column of the contract table |
 """
 
@@ -18,20 +18,18 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-import lossless
 import pytest
-import rig
-import tiny_bundles
-import tiny_models
-import training_targets
-from vlmexport.calibration import search
-from vlmexport.calibration.training import objectives
+from vlmexport.calibration import objectives, search
 from vlmexport.exporter import drafts
 from vlmexport.exporter.families import registry
-from vlmexport.runtime import families, proposers
+from vlmexport.runtime import drafts as proposers
+from vlmexport.runtime import families
+
+from tests.support import lossless, rig, tiny_bundles, tiny_models, training_targets
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
+HOW_TO = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "how-to").glob("*.md"))
 Tables = Mapping[str, Callable[[], Collection[str]]]
 
 
@@ -95,32 +93,32 @@ def _engine_columns() -> set[str]:
 
 EXPORTED: Tables = {
     "the parity table (tests/exporter/test_parity.py)": lambda: _families_named_in("exporter/test_parity.py"),
-    "the docs (README.md, docs/architecture.md)": lambda: _words("README.md", "docs/architecture.md"),
+    "the docs (docs/reference/models.md)": lambda: _words("docs/reference/models.md"),
 }
 RUN: Tables = {
     "the exporter": _exported_families,
-    "the contract table (tests/contract/rig.py)": lambda: {
+    "the contract table (tests/support/rig.py)": lambda: {
         _family(tiny_bundles.BUNDLES[name].checkpoint) for name in rig.FAMILIES
     },
-    "the training table (tests/calibration/training_targets.py)": lambda: {
+    "the training table (tests/support/training_targets.py)": lambda: {
         _family(name) for name in training_targets.KINDS
     },
 }
 DRAFTED: Tables = {
     "the runtime's proposers": lambda: proposers.KINDS,
-    "the contract table (tests/contract/lossless.py)": lambda: lossless.DRAFTS,
-    "the docs (README.md)": lambda: _words("README.md"),
+    "the contract table (tests/support/lossless.py)": lambda: lossless.DRAFTS,
+    "the docs (docs/how-to)": lambda: _words(*HOW_TO),
 }
 TRAINED: Tables = {
     "the trainer (objectives.KINDS)": lambda: objectives.KINDS,
-    "the training table (tests/calibration/training_targets.py)": lambda: training_targets.TRAINED,
-    "docs/training.md": lambda: _words("docs/training.md"),
+    "the training table (tests/support/training_targets.py)": lambda: training_targets.TRAINED,
+    "the docs (docs/how-to)": lambda: _words(*HOW_TO),
 }
 SEARCHED: Tables = {
     "the searches (search.KINDS)": lambda: search.KINDS,
-    "docs/training.md": lambda: _words("docs/training.md"),
+    "the docs (docs/how-to)": lambda: _words(*HOW_TO),
 }
-ENGINES: Tables = {"the contract table (tests/contract/rig.py)": _engine_columns}
+ENGINES: Tables = {"the contract table (tests/support/rig.py)": _engine_columns}
 
 
 def complaints() -> list[str]:
@@ -144,7 +142,7 @@ def test_whatever_is_registered_is_proven() -> None:
 
 def test_a_new_draft_kind_without_rows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(complaints())
-    monkeypatch.setitem(drafts.KINDS, "phantom", ("imitation", "ImitationKind"))
+    monkeypatch.setitem(drafts.KINDS, "phantom", ("imitation.imitation", "ImitationKind"))
     found = set(complaints()) - before
     assert found == {f"phantom is not in {table}" for table in DRAFTED}
     monkeypatch.setattr(drafts.draft_kind("imitation").__class__, "name", "phantom")

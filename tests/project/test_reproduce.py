@@ -1,4 +1,4 @@
-"""docs/reproduce.md is executed, in its order, on small stand-ins: a random LLaVA, drawn pictures in COCO's layout."""
+"""docs/results/reproduce.md is executed, in its order, on small stand-ins: a random LLaVA, drawn pictures in COCO's layout."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_models
 from PIL import Image
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reproduce.md"
+from tests.support import tiny_models
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "reproduce.md"
 LAYERS = 3
 SMALLER = {
     "--draft-layer 8": "--draft-layer 1", "early-exit@8": "early-exit@1", " --device cuda": "",

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("papers_fastvlm_stages")
+from benchmarks import machine
+from benchmarks import papers_fastvlm_stages as script
 
 
 def result(stage: str, seed: int, alpha: float, texts: list[str]) -> dict[str, Any]:
@@ -27,7 +20,7 @@ def result(stage: str, seed: int, alpha: float, texts: list[str]) -> dict[str, A
     }  # fmt: skip
 
 
-def test_rows_are_means_over_seeds(script: ModuleType) -> None:
+def test_rows_are_means_over_seeds() -> None:
     found = [
         result("frozen", 0, 0.5, ["a", "b"]), result("joint", 0, 0.75, ["a", "x"]),
         result("frozen", 1, 0.6, ["a", "b"]), result("joint", 1, 0.7, ["y", "z"]),
@@ -42,10 +35,8 @@ def test_rows_are_means_over_seeds(script: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_a_small_table_is_made_and_kept(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.import_module("machine"), "RESULTS", tmp_path / "results")
+def test_a_small_table_is_made_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "RESULTS", tmp_path / "results")
     words = "table --seeds 1 --captions 8 --validation 2 --steps 4 --fine-tune 2 --batch-size 4 --scenes 2"
     monkeypatch.setattr(sys, "argv", [*words.split(), "--folder", str(tmp_path)])
     script.main()

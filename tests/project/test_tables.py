@@ -92,10 +92,10 @@ def long_rows(manifest: Any) -> list[Any]:
     """The tables of the exporter and of `eval` with long names and large figures."""
     from vlmexport.calibration.evaluation.acceptance import Acceptance
     from vlmexport.calibration.evaluation.report import drafts_table
-    from vlmexport.exporter.build.dry_run import DryRun, DryRunGraph, DryRunMemory
     from vlmexport.exporter.cli.tables import dry_run_tables, parity_table, verify_tables
     from vlmexport.exporter.parity.losslessness import LosslessRow
     from vlmexport.exporter.parity.verify import VerifyReport
+    from vlmexport.exporter.pipeline.dry_run import DryRun, DryRunGraph, DryRunMemory
 
     plan = {
         "graph": "imitation.12", "target": "sm120", "backend": "tensorrt-rtx", "version": "1.7.1.116", "precision": "bfloat16",

@@ -5,10 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
-from tiny_bundles import untrained_draft, untrained_heads, untrained_layer, untrained_vispec, untrained_wide
+
+from tests.support import tiny_models
+from tests.support.tiny_bundles import (
+    untrained_draft,
+    untrained_heads,
+    untrained_layer,
+    untrained_vispec,
+    untrained_wide,
+)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

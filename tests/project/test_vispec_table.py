@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("papers_vispec")
+from benchmarks import papers_vispec as script
+from benchmarks import vispec_runs as runs
 
 
 def run(arm: str, seed: int, tau: float) -> dict[str, Any]:
@@ -32,7 +25,7 @@ def run(arm: str, seed: int, tau: float) -> dict[str, Any]:
     }
 
 
-def test_the_order_needs_every_seed(script: ModuleType) -> None:
+def test_the_order_needs_every_seed() -> None:
     key = "tree, T = 0"
     rising = [
         run(arm, s, t + s / 10) for arm, t in (("medusa", 1.5), ("eagle", 2), ("vispec", 3)) for s in (0, 1)
@@ -50,13 +43,13 @@ def test_the_order_needs_every_seed(script: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_a_small_run_goes_on_where_it_was_stopped(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
-    from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.tokenizer import build_tokenizer
     from vlmexport.runtime.engines import onnxruntime
 
-    runs = importlib.import_module("vispec_runs")
+    from recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
+    from recipes.tiny_qwen2_5_vl.tokenizer import build_tokenizer
+
     for module in (script, runs):
         monkeypatch.setattr(module, "LONGEST", 12)  # a model that knows nothing never ends
     tokenizer = build_tokenizer()

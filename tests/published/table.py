@@ -1,4 +1,4 @@
-"""Writes what the library holds into docs/models.md: `python tests/published/table.py`; `--check` only compares.
+"""Writes what the library holds into docs/reference/models.md: `python -m tests.published.table`; `--check` only compares.
 
 The text between the two marks is this script's.
 """
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from layouts import Layout, layouts
+from tests.support.published.layouts import Layout, layouts
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- published layouts: begin -->", "<!-- published layouts: end -->"
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     if "--check" not in sys.argv[1:]:
         DOCUMENT.write_text(written(text), "utf-8")
     elif written(text) != text:
-        sys.exit(f"{DOCUMENT} is stale: python {sys.argv[0]}")
+        sys.exit(f"{DOCUMENT} is stale: python -m tests.published.table")
 
 
 if __name__ == "__main__":

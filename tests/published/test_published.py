@@ -8,17 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from answers import Request, Transformers, messages
-from folders import write
-from layouts import Layout, layouts
-from own_generation import difference
 from PIL import Image
-from table import DOCUMENT, written
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.prepare import prepare
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.prepare import prepare
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime.common.errors import VlmexportError
 from vlmexport.runtime.images.synthetic import synthetic_image
+
+from tests.published.table import DOCUMENT, written
+from tests.support.own_generation import difference
+from tests.support.published.answers import Request, Transformers, messages
+from tests.support.published.folders import write
+from tests.support.published.layouts import Layout, layouts
 
 TOKENS = 12
 WORDS = ("what is on the table?", "a red cup and a small box", "where is it?")
@@ -90,4 +91,4 @@ def requests(own: Transformers) -> list[Request]:
 
 def test_the_document_names_what_the_library_holds() -> None:
     text = DOCUMENT.read_text("utf-8")
-    assert written(text) == text, "python tests/published/table.py"
+    assert written(text) == text, "python -m tests.published.table"

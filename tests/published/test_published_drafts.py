@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import drafts
 import pytest
 import torch
-from answers import Transformers
-from folders import write
-from layouts import Layout, layouts, read
-from own_generation import difference
-from test_published import TOKENS, requests
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.prepare import prepare
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.prepare import prepare
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime.common.errors import VlmexportError
+
+from tests.published.test_published import TOKENS, requests
+from tests.support.own_generation import difference
+from tests.support.published import drafts
+from tests.support.published.answers import Transformers
+from tests.support.published.folders import write
+from tests.support.published.layouts import Layout, layouts, read
 
 Targets = Callable[[str], tuple[Path, Transformers | None]]
 

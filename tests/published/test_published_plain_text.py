@@ -6,18 +6,18 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
-import layouts
 import numpy as np
 import pytest
-import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
-from vlmexport.runtime.errors import PromptError
+from vlmexport.runtime.common.errors import PromptError
 from vlmexport.runtime.families.chat import chat_ids
 from vlmexport.runtime.text.messages import check_messages
 from vlmexport.runtime.text.plain import PlainTokenizer
 from vlmexport.runtime.text.tokenizer import Tokenizer as Usual
+
+from tests.support.published import layouts, vocabularies
 
 FOREIGN = "<|foreign|>"
 """A special token that no template writes."""

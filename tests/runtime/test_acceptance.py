@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.speculate.acceptance import verify_draws, verify_forced, verify_greedy, verify_sampled
-from vlmexport.runtime.speculate.sampling import Sampling, counter_uniform, draw, warp
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.sampling.sampler import Sampling, counter_uniform, draw, warp
+from vlmexport.runtime.sampling.verify import verify_draws, verify_forced, verify_greedy, verify_sampled
 
 VOCABULARY = 3
 

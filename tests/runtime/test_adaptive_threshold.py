@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.request import RequestOptions, resolve
-from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.adaptive_threshold import AdaptiveThreshold, Threshold, updated
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.policy import FixedLength
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.policy.confidence import AdaptiveThreshold, Threshold, updated
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.session.request import RequestOptions, resolve
+from vlmexport.runtime.session.session import Session
+from vlmexport.runtime.speedup.budget import Budget
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle import folder as bundle_module
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import BundleError, OptionError
+from vlmexport.runtime.common.errors import BundleError, OptionError
+
+from tests.support import handmade_bundle
 
 
 @pytest.fixture
@@ -251,7 +252,7 @@ def test_a_path_that_the_locale_cannot_write_is_told_so(tmp_path: Path) -> None:
     """Python then stands bytes in for letters, which no library takes: the tokenizer's said to build the bundle again."""
     folder = handmade_bundle.write_bundle(tmp_path / "größe")
     code = (
-        "import sys; from vlmexport.runtime.bundle.folder import Bundle; from vlmexport.runtime.errors import BundleError\n"
+        "import sys; from vlmexport.runtime.bundle.folder import Bundle; from vlmexport.runtime.common.errors import BundleError\n"
         "try: Bundle.open(sys.argv[1]).tokenizer; print('opened')\n"
         "except BundleError as error: print(ascii(str(error)))"
     )

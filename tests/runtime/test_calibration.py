@@ -13,18 +13,18 @@ from typing import Any
 import jsonschema
 import pytest
 import vlmexport.runtime
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.measure import calibration
-from vlmexport.runtime.measure.arms import WARM, Arm, decode
-from vlmexport.runtime.measure.bootstrap import interval
-from vlmexport.runtime.measure.calibration import Calibration, calibrate
-from vlmexport.runtime.measure.within_decoding import within_decoding
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed, predict
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_acceptance import StoredAcceptance
-from vlmexport.runtime.speculate.stored_costs import StoredCosts
+from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
+from vlmexport.runtime.bundle.stored_costs import StoredCosts
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import AcceptanceCounts, predict
+from vlmexport.runtime.speedup.stats import Stats
+from vlmexport.runtime.tuning import survey as calibration
+from vlmexport.runtime.tuning.ab_runs import WARM, Arm, decode
+from vlmexport.runtime.tuning.bootstrap import interval
+from vlmexport.runtime.tuning.in_context_costs import within_decoding
+from vlmexport.runtime.tuning.survey import Calibration, calibrate
 
 CYCLES = 8
 Seconds = Callable[[str | None, Budget | None, int], float]
@@ -275,7 +275,7 @@ def test_a_large_model_decodes_fewer_requests_and_new_ones_first(script: Callabl
 
 def test_requests_that_only_time_the_host_are_decoded_for_a_while(script: Callable[..., Script]) -> None:
     """Without data the choice is by what the bundle knows: there is nothing to look at."""
-    seen = Observed("heads", Budget(3, 3), {(3, 3): 10}, [9, 8, 7])
+    seen = AcceptanceCounts("heads", Budget(3, 3), {(3, 3): 10}, [9, 8, 7])
     known = SimpleNamespace(**vars(SESSION.bundle.manifest))
     known.acceptance, known.draft = [StoredAcceptance.of(seen, 2, "d", "t").to_dict()], lambda name: HEADS
     made = script(lambda *what: 0.05 * steady(*what))

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle import folder as bundle_module
 from vlmexport.runtime.bundle.checksum import checksum, manifest_text, sealed
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
-from vlmexport.runtime.bundle.remembered import record_path
+from vlmexport.runtime.bundle.verified_cache import record_path
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import BundleError, OptionError
+from vlmexport.runtime.common.errors import BundleError, OptionError
+
+from tests.support import handmade_bundle
 
 ENTRY = {"machine": "board", "threads": 1, "segments": {}}
 

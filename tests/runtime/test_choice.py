@@ -6,14 +6,14 @@ import random
 from typing import Any
 
 import pytest
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.measure.calibration import merge
+from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.virtual_clock import decoding
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed, choose, choose_by_reward, predict, predictions
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_acceptance import StoredAcceptance
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import AcceptanceCounts, choose, choose_by_reward, predict, predictions
+from vlmexport.runtime.speedup.stats import Stats
+from vlmexport.runtime.tuning.survey import merge
 
 FLAT = Curve({1: 1.0, 40: 1.0})
 STEEP = Curve({1: 1.0, 2: 2.0, 40: 40.0})
@@ -31,8 +31,8 @@ def played(depth: int, alpha: float, cycles: int = 4000, seed: int = 0) -> Stats
     return stats
 
 
-def chain(draft: str, depth: int, alpha: float) -> Observed:
-    return Observed.of(draft, Budget.chain(depth), played(depth, alpha))
+def chain(draft: str, depth: int, alpha: float) -> AcceptanceCounts:
+    return AcceptanceCounts.of(draft, Budget.chain(depth), played(depth, alpha))
 
 
 def table(plain: Curve, host: float = 0.0, **drafts: DraftCosts) -> CostTable:
@@ -43,7 +43,7 @@ def test_a_whole_chain_is_what_the_recorded_cycles_took() -> None:
     stats = played(6, 0.7)
     stats.discarded, stats.tokens = 50, stats.tokens - 50
     costs = table(Curve({1: 1.0, 7: 1.9}), 0.2, a=DraftCosts(propose=0.05, once=0.1))
-    found = predict(costs, Observed.of("a", Budget.chain(6), stats))
+    found = predict(costs, AcceptanceCounts.of("a", Budget.chain(6), stats))
     assert found.speedup == pytest.approx(decoding(costs, "a", stats).speedup)
 
 
@@ -70,10 +70,12 @@ def test_cycles_that_drafted_less_cost_less() -> None:
     for _ in range(100):
         stats.count(0, 0, 0)
     costs = table(STEEP)
-    found = predict(costs, Observed.of("a", Budget.chain(4), stats))
+    found = predict(costs, AcceptanceCounts.of("a", Budget.chain(4), stats))
     assert found.tokens_per_cycle == pytest.approx(3.0)
     assert found.break_even == pytest.approx((5.0 + 1.0) / 2)
-    assert predict(costs, Observed.of("a", Budget.chain(4), stats), 1).break_even == pytest.approx(1.5)
+    assert predict(costs, AcceptanceCounts.of("a", Budget.chain(4), stats), 1).break_even == pytest.approx(
+        1.5
+    )
 
 
 def test_it_pays_above_its_break_even_and_only_there() -> None:
@@ -96,7 +98,7 @@ def test_a_tree_is_chosen_where_width_is_free_and_a_chain_where_it_is_not() -> N
     stats = Stats()
     for _ in range(100):
         stats.count(15, 3, 4, depth=4)
-    tree = Observed.of("heads", Budget(15, 4), stats)
+    tree = AcceptanceCounts.of("heads", Budget(15, 4), stats)
     seen = [chain("heads", 4, 0.7), tree]
     wide = choose(table(FLAT, heads=DraftCosts(once=0.05)), seen)
     assert wide is not None and wide.budget == Budget(15, 4)

@@ -17,15 +17,17 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-import handmade_bundle
 import numpy as np
 import pytest
 import typer
 from PIL import Image
-from vlmexport.runtime import cli, extras
+from vlmexport.runtime import cli
 from vlmexport.runtime.commands import suggestions
-from vlmexport.runtime.errors import ExportError, ImageError
-from vlmexport.runtime.extras import install_command
+from vlmexport.runtime.common import optional_deps
+from vlmexport.runtime.common.errors import ExportError, ImageError
+from vlmexport.runtime.common.optional_deps import install_command
+
+from tests.support import handmade_bundle
 
 Capture = pytest.CaptureFixture[str]
 
@@ -365,10 +367,10 @@ def test_commands_in_one_process_leave_no_more_behind_than_one(tmp_path: Path) -
 
 
 def test_every_module_of_the_extras_is_missed_by_name() -> None:
-    for modules in extras.MODULES.values():
+    for modules in optional_deps.MODULES.values():
         for module in modules:
             error = cli.missing_extra(ModuleNotFoundError(module, name=f"{module}.inner"))
-            least = next(name for name, listed in extras.MODULES.items() if module in listed)
+            least = next(name for name, listed in optional_deps.MODULES.items() if module in listed)
             assert f"the extra [{least}] ({module} is missing)" in str(error)
 
 

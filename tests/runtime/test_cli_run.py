@@ -23,19 +23,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from vlmexport.runtime import Bundle, Session, cli
+from vlmexport.runtime.bundle.stored_costs import pick_costs
 from vlmexport.runtime.commands import plot
-from vlmexport.runtime.errors import ImageError, PromptError
+from vlmexport.runtime.common.errors import ImageError, PromptError
+from vlmexport.runtime.hardware import machine
+from vlmexport.runtime.hardware.machine import BUSY
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.measure import benchmark, machine
+from vlmexport.runtime.measure import benchmark
 from vlmexport.runtime.measure.headline import headline
-from vlmexport.runtime.measure.machine import BUSY
 from vlmexport.runtime.measure.timing import GraphTimer
-from vlmexport.runtime.speculate.costs import FREE, DraftCosts
-from vlmexport.runtime.speculate.stored_costs import pick_costs
+from vlmexport.runtime.speedup.cost_model import FREE, DraftCosts
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 pytest.importorskip("torch", reason="building the bundles needs [export]")
 
@@ -547,8 +548,8 @@ def test_table_plot_report_and_demo_say_the_same_speed_up(
 ) -> None:
     pytest.importorskip("matplotlib")
     drawn: list[Any] = []
-    draw = plot.drawn
-    monkeypatch.setattr(plot, "drawn", lambda report: drawn.append(draw(report)) or drawn[0])
+    draw = plot.draw_benchmark
+    monkeypatch.setattr(plot, "draw_benchmark", lambda report: drawn.append(draw(report)) or drawn[0])
     files = ["--plot", tmp_path / "bench.png", "--report", tmp_path / "bench.json"]
     assert main("bench", tiny_bundle("llama").path, *BENCH, *files) == 0
     shown = capsys.readouterr().out
@@ -599,7 +600,7 @@ def test_a_full_disk_takes_nothing_of_what_was_measured(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vlmexport.runtime.files.os.fsync", full)
+    monkeypatch.setattr("vlmexport.runtime.common.atomic_files.os.fsync", full)
     assert main("bench", tiny_bundle("llama").path, *BENCH, option, path) == 2
     shown = capsys.readouterr()
     assert "Width cost" in shown.out
@@ -748,7 +749,7 @@ def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() 
         "plain": arm, "speculative": arm, "bound": None, "alpha_by_depth": [0.9, 0.8], "tau": 2.0,
         "width_cost": {"1": 1.0, "6": 1.4}, "machine": {"cpu": "A Processor of Some Name", "cores": 2, "load": 5.0},
     }  # fmt: skip
-    figure = plot.drawn(report)
+    figure = plot.draw_benchmark(report)
     assert "LOSSY: typical acceptance" in figure.get_suptitle()
     renderer = figure.canvas.get_renderer()
     figure.draw(renderer)
@@ -758,7 +759,7 @@ def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() 
         for text, box in notes.items():
             assert not box.overlaps(axes.get_tightbbox(renderer)), text
     report["machine"]["load"] = 1.0
-    assert BUSY not in {text.get_text() for text in plot.drawn(report).texts}
+    assert BUSY not in {text.get_text() for text in plot.draw_benchmark(report).texts}
 
 
 @pytest.mark.usefixtures("quick")

@@ -5,17 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import handmade_bundle
 import pytest
-from vlmexport.runtime.bundle.combination import combinations
+from vlmexport.runtime.bundle.combined_drafts import combinations
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.proposers.combined import Combined
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.proposer import Proposer
-from vlmexport.runtime.speculate.stored_costs import default_costs, with_combinations
+from vlmexport.runtime.bundle.stored_costs import default_costs, with_combinations
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.combined import FallbackProposer
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speedup.budget import Budget
+
+from tests.support import handmade_bundle
 
 BUDGET = Budget.chain(2)
 
@@ -32,11 +33,11 @@ class Told(Proposer):
         self.rows, self._resumable = rows, resumable
 
     @property
-    def needs_rows(self) -> bool:  # type: ignore[override]
+    def needs_hidden(self) -> bool:  # type: ignore[override]
         return self.rows
 
     @property
-    def needs_prompt_rows(self) -> bool:  # type: ignore[override]
+    def needs_prompt_hidden(self) -> bool:  # type: ignore[override]
         return self.rows
 
     @property
@@ -48,7 +49,7 @@ class Told(Proposer):
         return self._resumable
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("resume", "begin", "on_pictures", "on_rows", "end"):
+        if name in ("resume", "begin", "on_pictures", "on_hidden_states", "end"):
             return lambda *given: self.calls.append((name, *given))
         return super().__getattribute__(name)
 
@@ -66,7 +67,7 @@ def of(key: str) -> Any:
 
 def test_the_second_is_asked_once_for_all_that_are_new_to_the_first() -> None:
     first, second = Told("a", {"x": [7, 8]}), Told("b", {"y": [4], "z": [5, 6], "x": [9]})
-    combined = Combined("a+b", first, second)
+    combined = FallbackProposer("a+b", first, second)
     given = [Budget.chain(depth) for depth in (2, 1, 3)]
     trees = combined.propose([of("y"), of("x"), of("z")], given)
     assert [tree.tokens for tree in trees] == [[1, 4], [1, 7, 8], [1, 5, 6]]
@@ -78,13 +79,13 @@ def test_the_second_is_asked_once_for_all_that_are_new_to_the_first() -> None:
 
 def test_both_are_told_everything_that_they_ask_for() -> None:
     first, second = Told("a", {}, resumable=5), Told("b", {}, rows=True, resumable=3)
-    combined = Combined("a+b", first, second)
+    combined = FallbackProposer("a+b", first, second)
     assert (combined.cut, combined.resumable) == (None, 3)
-    assert combined.needs_rows and combined.needs_prompt_rows and combined.needs_pictures
+    assert combined.needs_hidden and combined.needs_prompt_hidden and combined.needs_pictures
     sequence, tree, verdict = of("x"), TokenTree.chain([1, 2]), Verdict([1], 3, 1)
     combined.resume(2)
     combined.on_pictures(sequence, [])
-    combined.on_rows(sequence, 0, "chunk")  # type: ignore[arg-type]
+    combined.on_hidden_states(sequence, 0, "chunk")  # type: ignore[arg-type]
     combined.begin(sequence)
     combined.advance(sequence, tree, verdict, "rows")  # type: ignore[arg-type]
     combined.end(sequence)
@@ -92,11 +93,11 @@ def test_both_are_told_everything_that_they_ask_for() -> None:
         ("resume", 2), ("begin", sequence), ("advance", "x", [1, 2], None), ("end", sequence),
     ]  # fmt: skip
     assert second.calls == [
-        ("resume", 2), ("on_pictures", sequence, []), ("on_rows", sequence, 0, "chunk"), ("begin", sequence),
+        ("resume", 2), ("on_pictures", sequence, []), ("on_hidden_states", sequence, 0, "chunk"), ("begin", sequence),
         ("advance", "x", [1, 2], "rows"), ("end", sequence),
     ]  # fmt: skip
-    plain = Combined("a+a", Told("a", {}), Told("a", {}))
-    assert not (plain.needs_rows or plain.needs_prompt_rows or plain.needs_pictures)
+    plain = FallbackProposer("a+a", Told("a", {}), Told("a", {}))
+    assert not (plain.needs_hidden or plain.needs_prompt_hidden or plain.needs_pictures)
 
 
 def manifest() -> Manifest:

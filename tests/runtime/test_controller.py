@@ -14,22 +14,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, StoredCosts
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.budget import NOTHING, Budget
-from vlmexport.runtime.speculate.controller import (
-    BORROWED,
-    LOSS,
-    UNTRAINED_FLOOR,
-    Acceptance,
-    Adaptive,
-    Seen,
-    Tree,
-)
-from vlmexport.runtime.speculate.costs import FREE, CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.policy import FixedLength, LogisticLength
-from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY, StoredCosts
+from vlmexport.runtime.policy.adaptive import LOSS, MAX_SHARED, UNTRAINED_FLOOR, Acceptance, Adaptive
+from vlmexport.runtime.policy.base import FixedLength, LogisticLength
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speedup.budget import NOTHING, Budget
+from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import ChainCounts, TreeGain
 
 LEAST = 1 / (1 + LOSS)
 """Speed of a request that lost all it may."""
@@ -174,7 +167,7 @@ def test_no_workload_is_slower_and_no_request_by_more_than_it_may_borrow(
     for runs, longer in workload:
         outcome = certain(lambda at, r=runs: r[at % len(r)])
         reading = play(policy, [Simulated(outcome, shortest(table) + longer, DRAFT)], table)
-        assert loss(table, reading) <= BORROWED
+        assert loss(table, reading) <= MAX_SHARED
         so_far += reading
         assert so_far.speedup >= LEAST
 
@@ -234,7 +227,7 @@ def test_a_draft_that_turns_bad_and_good_again(name: str):
         outcomes = lambda: [drawn(lambda at: alpha, 100 * phase + seed) for seed in range(30)]  # noqa: B023, E731
         found = run(policy, table, outcomes())
         assert total(found).speedup >= 0.92 * best_fixed(table, outcomes)
-        assert max(loss(table, reading) for reading in found) <= BORROWED
+        assert max(loss(table, reading) for reading in found) <= MAX_SHARED
 
 
 @EVERY
@@ -398,7 +391,7 @@ class Tree8:
         return Verdict(path, 0, min(len(path) + 1, budget.depth))
 
 
-def play_tree(plain: Curve, seed: int, trees: dict[str, list[Tree]]) -> tuple[float, set[Budget]]:
+def play_tree(plain: Curve, seed: int, trees: dict[str, list[TreeGain]]) -> tuple[float, set[Budget]]:
     """Speed of 300 cycles by the table, and the budgets of the last 200."""
     table = CostTable(plain, {"draft": DraftCosts(once=0.05)})
     policy, draft = Adaptive(table, MOST, trees=trees), Tree8(0.6, seed)
@@ -415,7 +408,7 @@ def play_tree(plain: Curve, seed: int, trees: dict[str, list[Tree]]) -> tuple[fl
 
 
 def test_trees_are_allotted_where_width_is_cheap_and_learned_chains_do_not_suffer() -> None:
-    trees = {"draft": [Tree(Tree8.budget, 1.5)]}
+    trees = {"draft": [TreeGain(Tree8.budget, 1.5)]}
     cheap, dear = Curve({1: 1.0, 20: 1.2}), Curve({1: 1.0, 4: 1.2, 9: 3.0})
     with_trees, used = play_tree(cheap, 0, trees)
     without, chains = play_tree(cheap, 0, {})
@@ -428,7 +421,7 @@ def test_trees_are_allotted_where_width_is_cheap_and_learned_chains_do_not_suffe
 def test_a_tree_teaches_what_its_chain_would_have_accepted() -> None:
     """The sibling that a tree accepts is a miss of the chain: rates by depth are those of the chain alone."""
     table = CostTable(Curve({1: 1.0, 20: 1.0}), {"draft": DraftCosts(once=0.01)})
-    policy = Adaptive(table, MOST, trees={"draft": [Tree(Tree8.budget, 2.0)]})
+    policy = Adaptive(table, MOST, trees={"draft": [TreeGain(Tree8.budget, 2.0)]})
     sequence, draft = Simulated(lambda at, budget: (0, 0), 0, DRAFT), Tree8(0.6, 1)
     treed = 0
     for _ in range(600):
@@ -443,7 +436,7 @@ def test_a_tree_teaches_what_its_chain_would_have_accepted() -> None:
 def test_a_wrong_tree_costs_no_request_more_than_it_may() -> None:
     """Where nothing is ever accepted, 200 requests of 60 tokens stay within 3 % of plain, trees on offer or not."""
     table = CostTable(Curve({1: 1.0, 20: 1.1}), {"draft": DraftCosts(once=0.2)})
-    policy = Adaptive(table, MOST, trees={"draft": [Tree(Tree8.budget, 3.0)]})
+    policy = Adaptive(table, MOST, trees={"draft": [TreeGain(Tree8.budget, 3.0)]})
     for _ in range(200):
         reading = play(policy, [Simulated(certain(lambda at: 0), 60, DRAFT)], table)
         assert reading.speedup >= LEAST
@@ -453,7 +446,7 @@ def test_a_wrong_tree_costs_no_request_more_than_it_may() -> None:
 def test_measured_tables_protect_a_session_from_wrong_drafts_and_trees(name: str) -> None:
     """200 requests of 60 tokens, nothing accepted, of chains and of trees, which cost the host more."""
     table = REPLAYED[name]
-    trees = {"draft": [Tree(Budget(8, 4), 1.2), Tree(Budget(15, 4), 1.4)]}
+    trees = {"draft": [TreeGain(Budget(8, 4), 1.2), TreeGain(Budget(15, 4), 1.4)]}
     outcome: Outcome = lambda at, budget: (budget.nodes, 0)  # noqa: E731
     policy = Adaptive(table, MOST, trees=trees, seen={"draft": GOOD})
     assert total(run(policy, table, [outcome] * 200, 60)).speedup >= LEAST
@@ -468,7 +461,7 @@ def test_measured_tables_gain_what_the_best_fixed_length_gains(name: str, alpha:
     assert found >= 0.9 * best_fixed(table, outcomes)
 
 
-GOOD = Seen([870, 770, 680, 600], [1000, 870, 770, 680], 1.0)
+GOOD = ChainCounts([870, 770, 680, 600], [1000, 870, 770, 680], 1.0)
 """A draft of which `calibrate` saw 1,000 cycles."""
 
 
@@ -506,7 +499,7 @@ def test_what_calibrate_saw_may_be_wrong_here(name: str) -> None:
     alone = run(Adaptive(table, MOST, "request", seen={"draft": GOOD}), table, wrong, 60)
     assert min(reading.speedup for reading in alone) >= LEAST
     together = run(Adaptive(table, MOST, seen={"draft": GOOD}), table, wrong, 60)
-    assert sum(max(0.0, loss(table, reading)) for reading in together) <= BORROWED
+    assert sum(max(0.0, loss(table, reading)) for reading in together) <= MAX_SHARED
     assert total(together).speedup >= LEAST and together[-1].speedup > 0.985
 
 

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import ImageError, OptionError, PromptError, VlmexportError
+from vlmexport.runtime.common.errors import ImageError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.families.base import Prepared, View
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.prefix import kept, shared
-from vlmexport.runtime.request import RequestOptions
+from vlmexport.runtime.session.prefix_cache import common_length, snapshot
+from vlmexport.runtime.session.request import RequestOptions
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 Bundles = Callable[[str], "TinyBundle"]
 PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (150, 60), (64, 64))]
@@ -33,8 +33,8 @@ def tiny(request: pytest.FixtureRequest, tiny_bundle: Bundles) -> TinyBundle:
 
 def seen(session: Session) -> list[int]:
     """Runs of the vision tower from here on."""
-    calls, run = [], session.decoder.image_rows
-    session.decoder.image_rows = lambda runs: calls.append(len(runs)) or run(runs)  # type: ignore[method-assign]
+    calls, run = [], session.decoder.image_embeds
+    session.decoder.image_embeds = lambda runs: calls.append(len(runs)) or run(runs)  # type: ignore[method-assign]
     return calls
 
 
@@ -161,7 +161,7 @@ def test_an_encoded_picture_stands_for_itself(tiny_bundle: Bundles, name: str) -
         want = session.generate(PICTURES[0], "the red cup", max_new_tokens=16)
         calls = seen(session)
         handle = session.encode(PICTURES[0])
-        assert handle.encoded is not None and handle.encoded.shape[0] == handle.rows and not handle.runs
+        assert handle.encoded is not None and handle.encoded.shape[0] == handle.num_embeds and not handle.runs
         for _ in range(2):
             assert session.generate(handle, "the red cup", max_new_tokens=16).tokens == want.tokens
         together = session.generate_batch(
@@ -224,8 +224,8 @@ def prompts(draw: st.DrawFn) -> Prepared:
         ids += draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
         if draw(st.booleans()):
             views.append(picture(draw(st.integers(0, 1)), draw(st.integers(1, 2))))
-            slots += range(len(ids), len(ids) + views[-1].rows)
-            ids += [9] * views[-1].rows
+            slots += range(len(ids), len(ids) + views[-1].num_embeds)
+            ids += [9] * views[-1].num_embeds
     ids += [0] * draw(st.integers(1, 2))
     positions = np.cumsum([1 if i != 9 else 2 for i in ids])[None] if draw(st.booleans()) else None
     return Prepared(np.array(ids, np.int64), tuple(views), np.array(slots) if views else None, positions)
@@ -233,8 +233,8 @@ def prompts(draw: st.DrawFn) -> Prepared:
 
 def rows(prepared: Prepared, tokens: list[int]) -> list[tuple[Any, ...]]:
     """Everything that a row of the cache depends on by itself."""
-    found, slots = [], [] if prepared.row_slots is None else prepared.row_slots.tolist()
-    sources = [(view.digest, at) for view in prepared.views for at in range(view.rows)]
+    found, slots = [], [] if prepared.image_positions is None else prepared.image_positions.tolist()
+    sources = [(view.digest, at) for view in prepared.views for at in range(view.num_embeds)]
     count = len(prepared.token_ids)
     top = None if prepared.positions is None else int(prepared.positions.max())
     for at, token in enumerate([*prepared.token_ids.tolist(), *tokens]):
@@ -249,27 +249,28 @@ def test_what_two_prompts_share(
     first: Prepared, tokens: list[int], second: Prepared, data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(len(first.token_ids), len(first.token_ids) + len(tokens)))
-    prefix = kept(first, tokens, length)
+    prefix = snapshot(first, tokens, length)
     if data.draw(st.booleans()):  # one that goes on with the other
         ids = np.concatenate([prefix.ids, second.token_ids])
         views = (*first.views, *second.views)
-        slots = [] if first.row_slots is None else [first.row_slots]
-        slots += [] if second.row_slots is None else [second.row_slots + length]
+        slots = [] if first.image_positions is None else [first.image_positions]
+        slots += [] if second.image_positions is None else [second.image_positions + length]
         positions = None
         if prefix.positions is not None:
             behind = prefix.positions.max() + 1 + np.arange(len(second.token_ids))
             positions = np.concatenate([prefix.positions, behind[None]], axis=1)
         second = Prepared(ids, views, np.concatenate(slots) if slots else None, positions)
-    count = shared(prefix, second)
+    count = common_length(prefix, second)
     here, there = rows(first, tokens)[:length], rows(second, [])
     same = next(
         (at for at, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there))
     )
     most = min(same, len(there) - 1)
-    starts = [] if second.row_slots is None else second.row_slots.tolist()
-    ends = np.cumsum([view.rows for view in second.views]).tolist()
+    starts = [] if second.image_positions is None else second.image_positions.tolist()
+    ends = np.cumsum([view.num_embeds for view in second.views]).tolist()
     whole = [
-        (starts[end - view.rows], starts[end - 1] + 1) for end, view in zip(ends, second.views, strict=True)
+        (starts[end - view.num_embeds], starts[end - 1] + 1)
+        for end, view in zip(ends, second.views, strict=True)
     ]
     for start, end in whole:  # no picture in part
         if start < most < end:

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vlmexport.runtime.errors import BundleError
-from vlmexport.runtime.speculate.costs import FREE, CostTable, Curve, DraftCosts, expected_tokens
-from vlmexport.runtime.speculate.stored_costs import (
+from vlmexport.runtime.bundle.stored_costs import (
     CACHED_BYTES,
     FROM_CACHE,
     FROM_MEMORY,
@@ -21,6 +19,8 @@ from vlmexport.runtime.speculate.stored_costs import (
     default_costs,
     pick_costs,
 )
+from vlmexport.runtime.common.errors import BundleError
+from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCosts, expected_tokens
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 0.95])

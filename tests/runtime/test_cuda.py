@@ -9,9 +9,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from vlmexport.runtime.common.errors import CapacityError, DeviceError
 from vlmexport.runtime.engines import cuda as binding
 from vlmexport.runtime.engines.cuda import DOWN, PROTOTYPES, UP, Cuda, Gpu, Versions
-from vlmexport.runtime.errors import CapacityError, DeviceError
 
 MADE = 0x7F00
 """What every call gives that gives a number."""

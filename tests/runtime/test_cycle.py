@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import PROMPT, VOCABULARY, ToyDecoder, ToyRows, decode, logits_of, started
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.cycle import Cycle
-from vlmexport.runtime.speculate.policy import FixedLength, LogisticLength
-from vlmexport.runtime.speculate.proposer import Proposer
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.sequence import Sequence as Request
-from vlmexport.runtime.speculate.sequence import SequenceLimits
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.policy.base import FixedLength, LogisticLength
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speculative.cycle import Cycle
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speculative.sequence import Sequence as Request
+from vlmexport.runtime.speculative.sequence import SequenceLimits
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.stats import Stats
+
+from tests.support.toy import PROMPT, VOCABULARY, ToyDecoder, ToyRows, decode, logits_of, started
 
 EOS = 7
 
@@ -64,7 +65,7 @@ class OracleTrunk(OracleTree):
     def cut(self) -> int:
         return 1
 
-    def rows(self, step: int) -> None:
+    def step_logits(self, step: int) -> None:
         """Draft logits, which `choose` does without."""
 
     def choose(self, sequence: Request, rows: None, row: int, after: list[int]) -> int:

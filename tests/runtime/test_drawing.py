@@ -7,24 +7,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_drafts import DRAFTS, Toy, law_of_last_two
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.request import request_options, resolve
-from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.drawing import Drawing
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.sampling.draft_sampling import DraftSampling
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.session.request import request_options, resolve
+from vlmexport.runtime.session.session import Session
+from vlmexport.runtime.speedup.stats import Stats
+
+from tests.support.toy_drafts import DRAFTS, Toy, law_of_last_two
 
 
 def test_whichever_accepts_more_is_chosen_by_what_was_judged() -> None:
-    drawing = Drawing(auto=True)
+    drawing = DraftSampling(auto=True)
     assert drawing.draws, "unless something speaks against it"
     flat, sharp = np.array([0.4, 0.3, 0.3]), np.array([0.9, 0.1, 0.0])
     drawing.compare(sharp, flat)  # Σ min = 0.5, p(argmax q) = 0.9
     assert not drawing.draws
     drawing.compare(flat, flat)  # 1.0 against 0.4
     assert drawing.draws
-    always = Drawing(auto=False)
+    always = DraftSampling(auto=False)
     always.compare(sharp, flat)
     assert always.draws
 

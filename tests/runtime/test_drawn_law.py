@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from toy import PROMPT
-from toy_drafts import DRAFTS, Case, Toy, law_of_last_two
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.stats import Stats
-from wrong_laws import NAMED
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.speedup.stats import Stats
+
+from tests.support.toy import PROMPT
+from tests.support.toy_drafts import DRAFTS, Case, Toy, law_of_last_two
+from tests.support.wrong_laws import NAMED
 
 DRAWS, REQUESTS, VOCABULARY = 20_000, 100, 4
 SIGNIFICANCE = 0.01

@@ -5,23 +5,21 @@ from __future__ import annotations
 import copy
 import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
-from vlmexport.runtime.bundle.entries import check_report
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.stored_acceptance import stored_acceptance
+from vlmexport.runtime.bundle.stored_costs import every_costs
+from vlmexport.runtime.bundle.stored_entries import check_report
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import BundleError
-from vlmexport.runtime.speculate.stored_acceptance import stored_acceptance
-from vlmexport.runtime.speculate.stored_costs import every_costs
+from vlmexport.runtime.common.errors import BundleError
 
-sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
-from mutate import mutate_json
+from tests.fuzz.mutate import mutate_json
+from tests.support import handmade_bundle
 
 CHOICE = {
     "draft": "imitation@1",

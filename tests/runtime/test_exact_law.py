@@ -13,15 +13,16 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from outcomes import exact_law
-from toy_drafts import DRAFTS, Toy, law_of_last_two
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.speculate import sampling
-from vlmexport.runtime.speculate.acceptance import verify_sampled
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.stats import Stats
-from wrong_laws import MUTANTS, left_over_uniforms
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.sampling import sampler
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.sampling.verify import verify_sampled
+from vlmexport.runtime.speedup.stats import Stats
+
+from tests.support.outcomes import exact_law
+from tests.support.toy_drafts import DRAFTS, Toy, law_of_last_two
+from tests.support.wrong_laws import MUTANTS, left_over_uniforms
 
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -94,9 +95,9 @@ def test_acceptance_and_residual_have_exactly_the_law_of_p(p: int) -> None:
 
         def program(first=first, laws=laws, drafts=drafts) -> tuple[int, ...]:
             request = Sampling(1.0)
-            drafted = [sampling.draw(drafts[at], request.uniform(at, 7)) for at in range(2)]
+            drafted = [sampler.draw(drafts[at], request.uniform(at, 7)) for at in range(2)]
             tree = TokenTree.chain([0, *drafted])
-            tree.q = drafts
+            tree.draft_probs = drafts
             third = QUARTERS[(p + drafted[0] + 2 * drafted[1]) % len(QUARTERS)]
             uniforms = [(request.uniform(at, 1), request.uniform(at, 2)) for at in range(3)]
             verdict = verify_sampled(tree, [first, laws[drafted[0]], third].__getitem__, drafts, uniforms)  # type: ignore[arg-type]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import handmade_bundle
 import numpy as np
 import pytest
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import BundleError, ImageError, PromptError
+from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import FAMILIES, RawPrompt, get_family
+
+from tests.support import handmade_bundle
 
 IMAGE = Image.new("RGB", (40, 30), (200, 30, 90))
 TEMPLATE = (
@@ -124,8 +125,8 @@ def test_blip2_refuses(
 
 def test_blip2_says_which_rows_are_of_the_image_and_what_the_decoder_starts_with(blip2: Bundle) -> None:
     prepared = get_family("blip2").prepare(blip2, IMAGE, "the red cup")
-    assert prepared.row_slots is not None and prepared.decoder_ids is not None
-    assert prepared.row_slots.tolist() == [0, 1, 2, 3] and prepared.decoder_ids.tolist() == [0]
+    assert prepared.image_positions is not None and prepared.decoder_ids is not None
+    assert prepared.image_positions.tolist() == [0, 1, 2, 3] and prepared.decoder_ids.tolist() == [0]
     assert prepared.positions is None
     assert [list(run) for run in prepared.vision] == [["pixel_values"]]
 
@@ -156,9 +157,9 @@ def test_vit_gpt2_reads_image_rows_only_and_continues_the_prompt(captioner: Bund
     family = get_family("vit-gpt2")
     prepared = family.prepare(captioner, IMAGE, "the red cup")
     words = captioner.tokenizer.encode("the red cup", add_special_tokens=False).tolist()
-    assert prepared.decoder_ids is not None and prepared.row_slots is not None
+    assert prepared.decoder_ids is not None and prepared.image_positions is not None
     assert prepared.decoder_ids.tolist() == [1, *words] and 1 not in words
-    assert prepared.row_slots.tolist() == list(range(4)) and prepared.token_ids.tolist() == [0] * 4
+    assert prepared.image_positions.tolist() == list(range(4)) and prepared.token_ids.tolist() == [0] * 4
     assert prepared.vision[0]["pixel_values"].shape == (1, 3, 16, 24)
     for nothing in (None, ""):
         found = family.prepare(captioner, IMAGE, nothing).decoder_ids
@@ -193,7 +194,7 @@ def test_t5_reads_the_prompt_with_its_encoder(blip2: Bundle) -> None:
     prepared = family.prepare(blip2, None, "the red cup")
     assert prepared.token_ids.tolist() == blip2.tokenizer.encode("the red cup").tolist()
     assert prepared.decoder_ids is not None and prepared.decoder_ids.tolist() == [0]
-    assert prepared.vision == () and prepared.row_slots is None
+    assert prepared.vision == () and prepared.image_positions is None
     assert (
         family.prepare(blip2, None, None).token_ids.tolist()
         == blip2.tokenizer.encode("describe the scene").tolist()
@@ -227,7 +228,7 @@ def test_t5_needs_a_prompt(blip2: Bundle) -> None:
 def test_llama_text_becomes_one_user_message(llama: Bundle) -> None:
     family = get_family("llama")
     prepared = family.prepare(llama, None, "Where is the cup?")
-    assert prepared.vision == () and prepared.row_slots is None
+    assert prepared.vision == () and prepared.image_positions is None
     text = llama.tokenizer.decode(prepared.token_ids, skip_special_tokens=False)
     assert text == "<|im_start|>user\nWhere is the cup?<|im_end|>\n<|im_start|>assistant\n"
     assert prepared.token_ids[0] == llama.tokenizer.id("<|im_start|>")

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.files import check_folder, write_file
+from vlmexport.runtime.common.atomic_files import check_folder, write_file
+from vlmexport.runtime.common.errors import OptionError
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import jinja2
 import pytest
 import vlmexport.runtime
 from PIL import Image
-from vlmexport.runtime.foreign import from_signal_handler, is_foreign, raise_if_foreign
+from vlmexport.runtime.common.foreign_errors import from_signal_handler, is_foreign, raise_if_foreign
 
 
 class Late(Exception):
@@ -186,7 +186,9 @@ def handlers() -> list[Any]:
             if not isinstance(node, ast.ExceptHandler) or node.type is None:
                 continue
             kinds = {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)}
-            if path.name == "session.py" and kinds == {"KeyError"}:  # no handler runs there: nothing is called
+            if path.name == "session.py" and kinds == {
+                "KeyError"
+            }:  # no handler runs there: nothing is called
                 continue
             again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
             if kinds & ANY and not again:

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from vlmexport.runtime.proposers.growth import Growth, expansions
-from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.drafts.eagle.dynamic_tree import Growth, expansions
+from vlmexport.runtime.speedup.budget import Budget
 
 
 def test_no_more_nodes_are_expanded_than_the_tree_will_have() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from vlmexport.runtime.bundle.manifest import ImageInfo
-from vlmexport.runtime.errors import BundleError, ImageError
+from vlmexport.runtime.common.errors import BundleError, ImageError
 from vlmexport.runtime.images import load as load_module
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.processors import crop, preprocess

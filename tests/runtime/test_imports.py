@@ -11,10 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import handmade_bundle
 import pytest
 import vlmexport.runtime
-from vlmexport.runtime import errors
+from vlmexport.runtime.common import errors
+
+from tests.support import handmade_bundle
 
 RUNTIME = Path(vlmexport.runtime.__file__).parent
 HEAVY = (
@@ -147,7 +148,7 @@ def _imports(path: Path) -> list[tuple[str, int]]:
 def test_the_import_finder_resolves_relative_names() -> None:
     names = [name for name, _ in _imports(RUNTIME / "cli.py")]
     assert "vlmexport.exporter.cli.register" in names
-    assert "vlmexport.runtime.errors.OptionError" in names
+    assert "vlmexport.runtime.common.errors.OptionError" in names
 
 
 def test_runtime_imports_nothing_of_the_other_rooms() -> None:
@@ -188,7 +189,7 @@ def test_help_does_not_import_the_engine() -> None:
 def test_a_missing_engine_is_named() -> None:
     code = (
         "from vlmexport.runtime import engines\n"
-        "from vlmexport.runtime.errors import OptionError\n"
+        "from vlmexport.runtime.common.errors import OptionError\n"
         "try:\n    engines.create(None, 'cpu')\nexcept OptionError as error:\n    print(error)\n"
     )
     done = python(code, block=("onnxruntime",))
@@ -199,7 +200,7 @@ def test_a_session_on_a_cpu_imports_nothing_of_a_gpu(tmp_path: Path) -> None:
     """Neither the engines on one nor a package of NVIDIA's; no library of its either."""
     pytest.importorskip("onnx", reason="writing the graphs needs [export]")
     pytest.importorskip("onnxruntime")
-    import handmade_llama
+    from tests.support import handmade_llama
 
     folder, _ = handmade_llama.write(tmp_path / "bundle")
     code = """

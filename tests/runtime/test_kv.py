@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vlmexport.runtime.decode.kv import BUCKET, KVArena
+from vlmexport.runtime.common.errors import CapacityError
+from vlmexport.runtime.decoder.kv_cache import BUCKET, KVArena
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View
-from vlmexport.runtime.errors import CapacityError
 
 
 class Memory(Engine):

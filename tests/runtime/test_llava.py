@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 from vlmexport.runtime import Session, cli
 from vlmexport.runtime.bundle.manifest import ImageInfo
-from vlmexport.runtime.errors import BundleError, ImageError, PromptError
+from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
 from vlmexport.runtime.images.processors import preprocess
 from vlmexport.runtime.images.synthetic import synthetic_image
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")
@@ -60,11 +60,11 @@ def test_text_stands_behind_its_pictures(tiny: TinyBundle, processor: Any, count
     assert prepared.token_ids.tolist() == expected(processor, images, [{"role": "user", "content": content}])
     assert len(prepared.vision) == count
     if not count:
-        assert prepared.row_slots is None
+        assert prepared.image_positions is None
         return
     assert (
-        prepared.row_slots is not None
-        and len(prepared.row_slots) == count * tiny.bundle.manifest.text.image_rows
+        prepared.image_positions is not None
+        and len(prepared.image_positions) == count * tiny.bundle.manifest.text.image_rows
     )
 
 
@@ -72,9 +72,9 @@ def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: An
     prepared = get_family("llava").prepare(tiny.bundle, PICTURES, TALK)
     assert prepared.token_ids.tolist() == expected(processor, PICTURES, TALK)
     rows = tiny.bundle.manifest.text.image_rows
-    assert prepared.row_slots is not None
-    assert (np.diff(prepared.row_slots) > 1).sum() == 2, "two gaps between three pictures"
-    assert len(prepared.row_slots) == 3 * rows
+    assert prepared.image_positions is not None
+    assert (np.diff(prepared.image_positions) > 1).sum() == 2, "two gaps between three pictures"
+    assert len(prepared.image_positions) == 3 * rows
 
 
 def test_pictures_in_parts_are_those_beside_the_messages(tiny: TinyBundle, tmp_path: Path) -> None:
@@ -121,7 +121,9 @@ def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: A
     made = processor(images=PICTURES[:2], text=text, return_tensors="pt")
     assert prepared.token_ids.tolist() == made["input_ids"][0].tolist()
     first = get_family("llava").prepare(tiny.bundle, PICTURES[:1], RawPrompt("the cup"))
-    assert first.row_slots is not None and first.row_slots[0] < 3, "without a mark the pictures come first"
+    assert first.image_positions is not None and first.image_positions[0] < 3, (
+        "without a mark the pictures come first"
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from PIL import Image
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import ImageInfo
-from vlmexport.runtime.errors import BundleError, ImageError, PromptError
+from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
 from vlmexport.runtime.images.processors import preprocess
 from vlmexport.runtime.images.processors.tiles import settings_of
@@ -21,7 +21,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.tiles import Tiling
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")
@@ -69,7 +69,7 @@ def same_pictures(found: Any, inputs: Any) -> None:
         count = len(vision["pixel_values"])
         np.testing.assert_allclose(vision["pixel_values"], pixels[:count], atol=1e-5)
         assert not pixels[count:].any()
-    assert len(found.row_slots) == sum(len(vision["row_index"]) for vision in found.vision)
+    assert len(found.image_positions) == sum(len(vision["row_index"]) for vision in found.vision)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
@@ -81,7 +81,7 @@ def test_text_stands_behind_its_pictures(tiny: TinyBundle, processor: Any, count
     if count:
         same_pictures(prepared, inputs)
     else:
-        assert prepared.row_slots is None
+        assert prepared.image_positions is None
 
 
 def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: Any) -> None:
@@ -89,8 +89,8 @@ def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: An
     inputs = made(processor, PICTURES, TALK)
     assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
     same_pictures(prepared, inputs)
-    assert prepared.row_slots is not None
-    assert (np.diff(prepared.row_slots) > 1).sum() == 2, "two gaps between three pictures"
+    assert prepared.image_positions is not None
+    assert (np.diff(prepared.image_positions) > 1).sum() == 2, "two gaps between three pictures"
     assert len({len(vision["row_index"]) for vision in prepared.vision}) == 3
     assert len({len(vision["pixel_values"]) for vision in prepared.vision}) > 1
 
@@ -102,7 +102,9 @@ def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: A
     assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
     same_pictures(prepared, inputs)
     first = get_family("llava-next").prepare(tiny.bundle, PICTURES[:1], RawPrompt("the cup"))
-    assert first.row_slots is not None and first.row_slots[0] < 3, "without a mark the pictures come first"
+    assert first.image_positions is not None and first.image_positions[0] < 3, (
+        "without a mark the pictures come first"
+    )
 
 
 def test_a_bundle_without_a_template_puts_pictures_first(

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import handmade_bundle
 import pytest
-from vlmexport.runtime import locks
 from vlmexport.runtime.bundle import folder as bundle_module
 from vlmexport.runtime.bundle.folder import (
     LOCK,
@@ -31,9 +29,12 @@ from vlmexport.runtime.bundle.folder import (
     reseal,
     store_costs,
 )
-from vlmexport.runtime.errors import BundleError, OptionError
-from vlmexport.runtime.files import is_scratch, replacing
-from vlmexport.runtime.locks import alone, only_one
+from vlmexport.runtime.common import locks
+from vlmexport.runtime.common.atomic_files import atomic_write, is_scratch
+from vlmexport.runtime.common.errors import BundleError, OptionError
+from vlmexport.runtime.common.locks import alone, only_one
+
+from tests.support import handmade_bundle
 
 HOLD = (
     "import sys; from pathlib import Path; from vlmexport.runtime.{module} import {name} as hold\n"
@@ -65,7 +66,7 @@ def test_who_waits_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(locks, "PATIENCE", 0.01)
-    with other("locks", "alone", tmp_path / "lock") as process:
+    with other("common.locks", "alone", tmp_path / "lock") as process:
         threading.Timer(0.3, process.communicate).start()
         with alone(tmp_path / "lock"):
             assert process.wait(10) == 0, "it was inside the block, too"
@@ -78,7 +79,7 @@ def test_who_waits_says_so_once(
 
 
 def test_the_second_one_is_refused_and_a_killed_one_is_forgotten(tmp_path: Path) -> None:
-    with other("locks", "only_one", tmp_path / "lock") as process:
+    with other("common.locks", "only_one", tmp_path / "lock") as process:
         with (
             pytest.raises(
                 OptionError, match=f"another process writes to {tmp_path}: wait for it, or .*; do this"
@@ -113,9 +114,9 @@ def test_without_locks_nobody_waits(
 
 def test_writers_at_once_have_scratch_files_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    with replacing(path) as first:
+    with atomic_write(path) as first:
         first.write(b"first, and long")
-        with replacing(path) as second:
+        with atomic_write(path) as second:
             second.write(b"second")
         assert path.read_bytes() == b"second"
     assert path.read_bytes() == b"first, and long" and names(tmp_path) == ["report.json"]
@@ -124,13 +125,13 @@ def test_writers_at_once_have_scratch_files_of_their_own(tmp_path: Path) -> None
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "report[1].json"
     code = (
-        "import os, sys; from pathlib import Path; from vlmexport.runtime.files import replacing\n"
-        "with replacing(Path(sys.argv[1])) as out: out.write(b'half'); os.kill(os.getpid(), 9)"
+        "import os, sys; from pathlib import Path; from vlmexport.runtime.common.atomic_files import atomic_write\n"
+        "with atomic_write(Path(sys.argv[1])) as out: out.write(b'half'); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     (left,) = names(tmp_path)
     assert is_scratch(left, path.name) and not is_scratch(left, "report.json")
-    with replacing(path) as living, replacing(path) as out:
+    with atomic_write(path) as living, atomic_write(path) as out:
         assert left not in names(tmp_path) and len(names(tmp_path)) == 2
         living.write(b"a")
         out.write(b"whole")
@@ -141,7 +142,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
 def test_files_of_the_user_are_no_leftovers(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     (tmp_path / ".report.0123abcd.new").write_text("half")
-    with replacing(tmp_path / "report") as out:
+    with atomic_write(tmp_path / "report") as out:
         out.write(b"whole")
     assert names(tmp_path) == sorted([name, "report"])
 
@@ -152,16 +153,16 @@ def test_a_lock_file_is_for_all_who_may_write(tmp_path: Path) -> None:
 
 
 def test_errors_name_the_file_and_leave_nothing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "no" / "file"):
+    with pytest.raises(FileNotFoundError) as caught, atomic_write(tmp_path / "no" / "file"):
         pass
     assert caught.value.filename == str(tmp_path / "no" / "file")
-    with pytest.raises(OSError, match="full") as full, replacing(tmp_path / "file"):
+    with pytest.raises(OSError, match="full") as full, atomic_write(tmp_path / "file"):
         raise OSError(errno.ENOSPC, "full")
     assert full.value.filename == str(tmp_path / "file")
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "file"):
+    with pytest.raises(KeyboardInterrupt), atomic_write(tmp_path / "file"):
         raise KeyboardInterrupt
     long = tmp_path / ("x" * 255)
-    with replacing(long) as out:
+    with atomic_write(long) as out:
         out.write(b"1")
     assert names(tmp_path) == [long.name]
 

@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
 from vlmexport.runtime.bundle.manifest import SCHEMA_VERSION, Manifest
-from vlmexport.runtime.errors import BundleError, OptionError
+from vlmexport.runtime.common.errors import BundleError, OptionError
 
-ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
+from tests.support import handmade_bundle
+
+BUNDLE_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "bundle.md"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_round_trip_keeps_everything(valid: dict[str, Any]) -> None:
 
 
 def test_documented_example_is_the_format() -> None:
-    example = json.loads(re.search(r"```json\n(.*?)```", ARCHITECTURE.read_text(), re.S).group(1))
+    example = json.loads(re.search(r"```json\n(.*?)```", BUNDLE_PAGE.read_text(), re.S).group(1))
     # The page shows one of the graphs; everything before the look-up of the others must be accepted.
     with pytest.raises(BundleError, match=r"graphs\.segment\.1' is missing"):
         Manifest.from_dict(example)

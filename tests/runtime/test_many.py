@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.errors import ImageError, OptionError, PromptError, VlmexportError
+from vlmexport.runtime.common.errors import ImageError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.measure.inspection import kv_bytes_per_sequence
-from vlmexport.runtime.result import Result
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.result import Result
+from vlmexport.runtime.session.session import Session
 
 LIMITS = [9, 2, 14, 5, 1, 7, 3]
 

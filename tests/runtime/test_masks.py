@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vlmexport.runtime.decode.masks import CausalMask, encoder_mask, masked_value, relative_position_bucket
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.common.bfloat16 import masked_value
+from vlmexport.runtime.decoder.masks import CausalMask, encoder_mask, relative_position_bucket
+from vlmexport.runtime.decoder.token_tree import TokenTree
 
 CAPACITY = 40
 HEADS = 3

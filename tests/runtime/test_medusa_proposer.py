@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from vlmexport.runtime.errors import BundleError
-from vlmexport.runtime.proposers.medusa import Medusa
-from vlmexport.runtime.proposers.rank_tree import grow, within
-from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.common.errors import BundleError
+from vlmexport.runtime.drafts.medusa.medusa import Medusa
+from vlmexport.runtime.drafts.medusa.static_tree import grow, within
+from vlmexport.runtime.session.session import Session
+from vlmexport.runtime.speedup.budget import Budget
 
 HITS = [[0.5, 0.2, 0.1], [0.4, 0.3], [0.3, 0.1, 0.05]]
 
@@ -99,7 +99,9 @@ def test_places_are_given_back(tiny_bundle: Callable) -> None:
         together = session.generate_batch(requests)
         assert [r.tokens for r in together] == [session.generate(**r).tokens for r in requests]
         proposer = session.proposer("medusa")
-        assert isinstance(proposer, Medusa) and sorted(proposer._free) == [0, 1] and not proposer._places
+        assert (
+            isinstance(proposer, Medusa) and sorted(proposer._free) == [0, 1] and not proposer._batch_indices
+        )
 
 
 def test_a_manifest_that_lies_is_refused_in_one_line(tiny_bundle: Callable) -> None:

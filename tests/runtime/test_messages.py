@@ -6,18 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import ImageError, PromptError
+from vlmexport.runtime.common.errors import ImageError, PromptError
 from vlmexport.runtime.families import get_family
 from vlmexport.runtime.families.chat import Medium, media_ids, special_tokens
-from vlmexport.runtime.families.parts import gathered
+from vlmexport.runtime.families.parts import gather_media
 from vlmexport.runtime.images.video import Video
 from vlmexport.runtime.text.chat import render_chat
 from vlmexport.runtime.text.messages import check_messages, check_written, readable, texts
+
+from tests.support import handmade_bundle
 
 OPEN = "{% if add_generation_prompt %}assistant:{% endif %}"
 TEMPLATES = {
@@ -211,11 +212,11 @@ FRAMES = [object(), object()]
 )
 def test_what_parts_hold_is_as_if_it_stood_beside_them(parts: list[Any], found: list[Any]) -> None:
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]
-    media, turns = gathered([], messages)
+    media, turns = gather_media([], messages)
     assert media == found
     assert isinstance(turns, list) and turns[0] == messages[0]
     assert [p["type"] for p in turns[1]["content"]] == [p["type"] for p in parts]
-    assert gathered(media, turns) == (media, turns)
+    assert gather_media(media, turns) == (media, turns)
     assert messages[1]["content"] is parts, "the caller's messages are as before"
     assert check_messages(turns, ("image", "video")) == turns
 
@@ -223,17 +224,17 @@ def test_what_parts_hold_is_as_if_it_stood_beside_them(parts: list[Any], found: 
 def test_media_stand_in_one_place_only() -> None:
     held = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]
     with pytest.raises(PromptError, match="message 0, part 0: its image is given in the part, and 1 beside"):
-        gathered(["b.png"], held)
+        gather_media(["b.png"], held)
     twice = [{"role": "user", "content": [{"type": "image", "image": "a.png", "url": "b.png"}]}]
     with pytest.raises(PromptError, match="message 0, part 0: its image is given twice, as image and as url"):
-        gathered([], twice)
+        gather_media([], twice)
     asked = [{"role": "user", "content": [{"type": "image", "image": "a.png", "max_pixels": 3}]}]
     with pytest.raises(
         PromptError, match="message 0, part 0: 'max_pixels' of a part of type 'image' is not read"
     ):
-        check_messages(gathered([], asked)[1], ("image",))  # type: ignore[arg-type]
-    assert gathered(["b.png"], "text") == (["b.png"], "text")
-    assert gathered([], [3, {"role": "user"}]) == ([], [3, {"role": "user"}])
+        check_messages(gather_media([], asked)[1], ("image",))  # type: ignore[arg-type]
+    assert gather_media(["b.png"], "text") == (["b.png"], "text")
+    assert gather_media([], [3, {"role": "user"}]) == ([], [3, {"role": "user"}])
 
 
 USERS = (

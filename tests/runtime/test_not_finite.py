@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle.checksum import manifest_text
-from vlmexport.runtime.errors import NumericsError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.common.errors import NumericsError
+from vlmexport.runtime.session.session import Session
 
 onnx = pytest.importorskip("onnx", reason="finding a weight in a graph needs [export]")
 

@@ -15,7 +15,7 @@ import pytest
 from vlmexport.runtime.bundle.checksum import manifest_text
 from vlmexport.runtime.bundle.operators import ACTIVATIONS, STRUCTURE, refuse
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.common.errors import BundleError
 
 onnx = pytest.importorskip("onnx", reason="making graphs needs [export]")
 helper = onnx.helper

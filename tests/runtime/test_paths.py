@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import BundleError, ImageError, OptionError, VlmexportError
-from vlmexport.runtime.files import check_folder
+from vlmexport.runtime.common.atomic_files import check_folder
+from vlmexport.runtime.common.errors import BundleError, ImageError, OptionError, VlmexportError
+from vlmexport.runtime.common.paths import MOST_SHOWN, look_at
 from vlmexport.runtime.images.endings import ENDINGS, FORMATS
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.video import Video, open_video
-from vlmexport.runtime.paths import MOST_SHOWN, look_at
 
 
 class Odd:

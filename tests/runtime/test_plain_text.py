@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import handmade_bundle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from vlmexport.runtime import Session, cli
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import OptionError, PromptError
+from vlmexport.runtime.common.errors import OptionError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
 from vlmexport.runtime.families.chat import Medium, chat_ids, media_ids
 from vlmexport.runtime.families.plain import PlainText
@@ -26,8 +25,10 @@ from vlmexport.runtime.text.marked import Marked
 from vlmexport.runtime.text.plain import PlainTokenizer
 from vlmexport.runtime.text.tokenizer import Tokenizer as Usual
 
+from tests.support import handmade_bundle
+
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 Bundles = Callable[[str], "TinyBundle"]
 PICTURE = Image.fromarray(synthetic_image(50, 70))
@@ -372,7 +373,7 @@ def test_run_takes_it(
     assert lengths["--plain-text",] > lengths[()]
     said: list[Any] = []
     monkeypatch.setattr(
-        "vlmexport.runtime.conversation.Conversation.say", lambda *_, **options: said.append(options)
+        "vlmexport.runtime.session.conversation.Conversation.say", lambda *_, **options: said.append(options)
     )
     monkeypatch.setattr("vlmexport.runtime.commands.run.summary", str)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{attack}\n"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vlmexport.runtime.speculate.processors import Processors
+from vlmexport.runtime.sampling.logits_processors import Processors
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -22,24 +22,25 @@ import pytest
 pytest.importorskip("torch", reason="building the bundles needs [export]")
 
 import vlmexport.runtime
-from fake_trtexec import fake_trtexec
-from tiny_bundles import TinyBundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import reads_prompts
 from vlmexport.runtime.bundle.manifest import LOWERINGS, Manifest, ValueInfo
+from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.cli import main
+from vlmexport.runtime.common.errors import InputError, OptionError
 from vlmexport.runtime.engines.base import DTYPES
-from vlmexport.runtime.errors import InputError, OptionError
-from vlmexport.runtime.profiling import commands, points, results
-from vlmexport.runtime.profiling import page as page_of
-from vlmexport.runtime.profiling.host import Cycles
-from vlmexport.runtime.profiling.page import page
-from vlmexport.runtime.profiling.report import PER_REQUEST, build_report, table_of
-from vlmexport.runtime.profiling.results import Layer, Timing
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed, best_length
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.stored_acceptance import StoredAcceptance
+from vlmexport.runtime.measure.profile import commands, points, results
+from vlmexport.runtime.measure.profile import page as page_of
+from vlmexport.runtime.measure.profile.host import Cycles
+from vlmexport.runtime.measure.profile.page import page
+from vlmexport.runtime.measure.profile.report import PER_REQUEST, build_report, table_of
+from vlmexport.runtime.measure.profile.results import Layer, Timing
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import AcceptanceCounts, best_length
+
+from tests.support.fake_trtexec import fake_trtexec
+from tests.support.tiny_bundles import TinyBundle
 
 Bundles = Callable[[str], TinyBundle]
 FAMILIES = ("t5", "llama", "vit-gpt2", "qwen2.5-vl", "llava-next")
@@ -425,7 +426,7 @@ def test_the_plots_mark_what_was_measured_and_have_true_widths() -> None:
 def test_the_report_predicts_for_the_acceptance_that_calibrate_saw(tiny_bundle: Bundles) -> None:
     manifest = tiny_bundle("t5").bundle.manifest
     chain = StoredAcceptance.of(
-        Observed("imitation@1", Budget.chain(2), {(2, 2): 10}, [8, 6]),
+        AcceptanceCounts("imitation@1", Budget.chain(2), {(2, 2): 10}, [8, 6]),
         3,
         "mine.jsonl",
         "2026-01-01T00:00:00Z",
@@ -452,7 +453,7 @@ def test_profile_says_that_it_times(
     tiny_bundle: Bundles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "vlmexport.runtime.profiling.local.time_here.__defaults__", (0.0, lambda done, total: None)
+        "vlmexport.runtime.measure.profile.local.time_here.__defaults__", (0.0, lambda done, total: None)
     )
     path = str(tiny_bundle("t5").path)
     capsys.readouterr()

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.policy import FixedLength
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.speedup.budget import Budget
 
 
 @pytest.fixture(scope="module")

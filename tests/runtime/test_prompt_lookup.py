@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.proposers.ngram_index import NgramIndex
-from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
-from vlmexport.runtime.speculate.acceptance import verify_greedy
-from vlmexport.runtime.speculate.budget import NOTHING, Budget
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.prompt_lookup.ngram_index import NgramIndex
+from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
+from vlmexport.runtime.sampling.verify import verify_greedy
+from vlmexport.runtime.speedup.budget import NOTHING, Budget
 
 BARRED, END, VOCAB = 4, 3, 6
 TEXTS = st.lists(st.integers(-1, VOCAB), max_size=40)  # −1, 4 and 6 are never proposed

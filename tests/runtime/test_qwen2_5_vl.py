@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.manifest import ImageInfo
-from vlmexport.runtime.errors import BundleError, ImageError, PromptError
+from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
 from vlmexport.runtime.images.processors import preprocess
 from vlmexport.runtime.images.processors.patches import settings_of
@@ -18,7 +18,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.windows import patchified, windows
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")
@@ -99,7 +99,11 @@ def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: An
     assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
     same_positions(model, inputs, prepared.positions)
     rows = [len(vision["unit_order"]) for vision in prepared.vision]
-    assert len(set(rows)) > 1 and prepared.row_slots is not None and len(prepared.row_slots) == sum(rows)
+    assert (
+        len(set(rows)) > 1
+        and prepared.image_positions is not None
+        and len(prepared.image_positions) == sum(rows)
+    )
 
 
 def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: Any, model: Any) -> None:
@@ -109,7 +113,9 @@ def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: A
     assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
     same_positions(model, inputs, prepared.positions)
     first = get_family("qwen2.5-vl").prepare(tiny.bundle, PICTURES[:1], RawPrompt("the cup"))
-    assert first.row_slots is not None and first.row_slots[0] == 1, "without a mark the pictures come first"
+    assert first.image_positions is not None and first.image_positions[0] == 1, (
+        "without a mark the pictures come first"
+    )
 
 
 @pytest.mark.parametrize(

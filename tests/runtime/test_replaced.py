@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.common.errors import BundleError
 
 FRAME = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
 

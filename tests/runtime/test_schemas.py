@@ -7,14 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import jsonschema
 import pytest
 import vlmexport.runtime
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.common.errors import BundleError
 from vlmexport.runtime.measure.inspection import facts
+
+from tests.support import handmade_bundle
 
 SCHEMAS = Path(vlmexport.runtime.__file__).parent / "schemas"
 

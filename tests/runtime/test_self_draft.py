@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from toy import ToyRows
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.speculate.budget import NOTHING, Budget
-from vlmexport.runtime.speculate.on_trunk import draft_on_trunk
-from vlmexport.runtime.speculate.policy import FixedLength
-from vlmexport.runtime.speculate.proposer import Proposer
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.sequence import Sequence as Request
-from vlmexport.runtime.speculate.sequence import SequenceLimits
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speculative.self_drafting import draft_on_trunk
+from vlmexport.runtime.speculative.sequence import Sequence as Request
+from vlmexport.runtime.speculative.sequence import SequenceLimits
+from vlmexport.runtime.speedup.budget import NOTHING, Budget
+from vlmexport.runtime.speedup.stats import Stats
+
+from tests.support.toy import ToyRows
 
 LOGITS = np.random.default_rng(0).standard_normal((4, 12)).astype(np.float32)
 EMITTED = [5, 9]
@@ -36,7 +37,7 @@ class Drafts(Proposer):
 
     cut = 1
 
-    def rows(self, step: int) -> ToyRows:
+    def step_logits(self, step: int) -> ToyRows:
         return ToyRows(np.stack([LOGITS[step], LOGITS[3 - step]]))
 
     def choose(self, sequence: Request, rows: ToyRows, row: int, after: list[int]) -> int:

@@ -19,10 +19,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="sessions on a CPU need [onnxruntime]")
 
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.engines.onnxruntime import _BoundCall
-from vlmexport.runtime.errors import (
+from vlmexport.runtime.common.errors import (
     BundleError,
     BusyError,
     CapacityError,
@@ -30,12 +27,15 @@ from vlmexport.runtime.errors import (
     PromptError,
     VlmexportError,
 )
-from vlmexport.runtime.proposers.wrong import always_wrong
-from vlmexport.runtime.request import RequestOptions, resolve
-from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.proposer import Proposer
-from vlmexport.runtime.speculate.sequence import Sequence
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.adversarial import always_wrong
+from vlmexport.runtime.engines.onnxruntime import _BoundCall
+from vlmexport.runtime.session.request import RequestOptions, resolve
+from vlmexport.runtime.session.session import Session
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speculative.sequence import Sequence
+from vlmexport.runtime.speedup.budget import Budget
 
 FAMILIES = ("t5", "llama")
 
@@ -203,7 +203,7 @@ def test_seconds_inside_the_engine_are_a_part_of_the_cycles(
     """A clock that only a call's run moves forward: all of a cycle's time is then the engine's."""
     now = [0.0]
     monkeypatch.setattr("vlmexport.runtime.engines.onnxruntime.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("vlmexport.runtime.speculate.cycle.perf_counter", lambda: now[0])
+    monkeypatch.setattr("vlmexport.runtime.speculative.cycle.perf_counter", lambda: now[0])
     whole = _BoundCall.run
 
     def run(call: _BoundCall) -> None:
@@ -580,13 +580,13 @@ def test_generate_and_the_options_say_the_same() -> None:
     import dataclasses
     import inspect
 
-    from vlmexport.runtime.request import RequestOptions
+    from vlmexport.runtime.session.request import RequestOptions
 
     shown = inspect.signature(Session.generate).parameters
     for option in dataclasses.fields(RequestOptions):
         assert shown[option.name].default == option.default
         assert shown[option.name].annotation == option.type
-    from vlmexport.runtime.asked import NAMES
+    from vlmexport.runtime.session.inputs import NAMES
 
     names = {"self", *NAMES, "on_text", *(f.name for f in dataclasses.fields(RequestOptions))}
     assert set(shown) == names

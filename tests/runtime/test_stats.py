@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speedup.stats import Stats
 
 
 def request(cycles: list[tuple[int, int]], discarded: int = 0, **fields: object) -> Stats:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.request import RequestOptions
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.session.request import RequestOptions
 from vlmexport.runtime.text import stop
 from vlmexport.runtime.text.stop import LONGEST, StopStrings
 

@@ -11,7 +11,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from vlmexport.runtime.errors import BundleError, PromptError
+from vlmexport.runtime.common.errors import BundleError, PromptError
 from vlmexport.runtime.text.chat import _compile, render_chat
 from vlmexport.runtime.text.errors import one_line
 from vlmexport.runtime.text.meter import METER, MOST_EQUAL_HASHES, Meter, TooMuch

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ import pytest
 pytest.importorskip("onnx", reason="compiling plans needs [compile]")
 pytest.importorskip("onnx_ir", reason="compiling plans needs [compile]")
 
-import handmade_bundle
-import handmade_llama
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
-from vlmexport.runtime.measure.passes import runnable
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.measure.pass_costs import runnable
+from vlmexport.runtime.session.session import Session
 
-EMULATOR = Path(__file__).resolve().parents[1] / "project" / "jetson" / "emulated_jetson.py"
+from tests.support import handmade_bundle, handmade_llama
+from tests.support.programs import environment, program
+
 JETPACKS = {"native": "10.16.1.11", "portable": "10.3.0.30"}
 """Lowering that a version of TensorRT gets."""
 
@@ -37,7 +36,7 @@ with Session.load(bundle, device="tensorrt") as session:
     assert isinstance(session.decoder.engine, TensorRTEngine)
     said = [session.generate(**request).tokens for request in requests]
     launches = session.decoder.engine.cuda.counts.launches
-from engines.plan_runs import ByNumpy
+from tests.support.engines.plan_runs import ByNumpy
 print(json.dumps({"said": said, "launches": launches, "computed": ByNumpy.ran,
                   "there": sorted({"onnxruntime", "torch", "transformers"} & set(sys.modules))}))
 """
@@ -45,8 +44,8 @@ print(json.dumps({"said": said, "launches": launches, "computed": ByNumpy.ran,
 
 def alone(version: str, *line: str | Path) -> str:
     """What a program prints on a Jetson that is not there, without ONNX Runtime."""
-    command = [sys.executable, EMULATOR, "--without-onnxruntime", version, *line]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    command = program("tests.support.emulated_jetson", "--without-onnxruntime", version, *line)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -56,9 +55,9 @@ def generated(folder: Path, lowering: str, requests: list[dict[str, Any]], tmp_p
     version = JETPACKS[lowering]
     alone(version, "vlmexport", "compile", folder, "--backend", "tensorrt", "--plan-precision", "fp32")
     assert {plan["lowering"] for plan in Bundle.open(folder).manifest.plans} == {lowering}
-    program = tmp_path / "generate.py"
-    program.write_text(GENERATE)
-    return json.loads(alone(version, program, folder, json.dumps(requests)))
+    script = tmp_path / "generate.py"
+    script.write_text(GENERATE)
+    return json.loads(alone(version, script, folder, json.dumps(requests)))
 
 
 @pytest.mark.parametrize("lowering", JETPACKS)

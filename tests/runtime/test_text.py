@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-import handmade_bundle
 import numpy as np
 import pytest
 import tokenizers
-from vlmexport.runtime.errors import BundleError, PromptError
+from vlmexport.runtime.common.errors import BundleError, PromptError
 from vlmexport.runtime.text.chat import render_chat
 from vlmexport.runtime.text.prompt import as_text, check_ids, check_length, from_pipe
 from vlmexport.runtime.text.tokenizer import Tokenizer
+
+from tests.support import handmade_bundle
 
 
 def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> None:

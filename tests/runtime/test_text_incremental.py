@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import handmade_bundle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from vlmexport.runtime.text.incremental import IncrementalDetokenizer
 from vlmexport.runtime.text.tokenizer import Tokenizer
+
+from tests.support import handmade_bundle
 
 
 def _word_piece() -> Backend:

@@ -10,16 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
-from vlmexport.runtime.errors import BundleError, PromptError, VlmexportError
+from vlmexport.runtime.common.errors import BundleError, PromptError, VlmexportError
 from vlmexport.runtime.text import growth
 from vlmexport.runtime.text.incremental import IncrementalDetokenizer
 from vlmexport.runtime.text.tokenizer import Tokenizer, is_panic
+
+from tests.support import handmade_bundle
 
 THOUSAND = normalizers.Replace("a", "a" * 1000)
 LEVELS = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(use_regex=False)] * 12)
@@ -301,7 +302,7 @@ def test_a_regex_that_gives_up_is_a_refusal(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "tokenizer.json"))
     code = f"""
 from pathlib import Path
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.common.errors import BundleError
 from vlmexport.runtime.images.quiet import quiet_stderr
 from vlmexport.runtime.text import growth, regexes
 from vlmexport.runtime.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
-from vlmexport.runtime.errors import BundleError, PromptError
+from vlmexport.runtime.common.errors import BundleError, PromptError
 from vlmexport.runtime.text import growth, regexes
 
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"

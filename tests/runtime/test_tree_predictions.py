@@ -8,15 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.measure.trees import OFFERED, kept, observed_trees, rates
-from vlmexport.runtime.proposers.rank_tree import grow, within
-from vlmexport.runtime.speculate.acceptance import ranks, verify_draws
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_acceptance import StoredAcceptance
+from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.medusa.static_tree import grow, within
+from vlmexport.runtime.measure.tree_search import OFFERED, expected_kept, observed_trees, rates
+from vlmexport.runtime.sampling.verify import ranks, verify_draws
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import AcceptanceCounts
+from vlmexport.runtime.speedup.stats import Stats
 
 CHANCES = [[0.6, 0.2, 0.1], [0.5, 0.25, 0.05], [0.45, 0.2, 0.1]]
 """That a token of depth 1, 2, 3 is the one of rank 0, 1, 2."""
@@ -54,7 +54,7 @@ def test_the_rank_of_what_was_right_is_counted_among_its_siblings() -> None:
         stats.count_ranks(ranks(tree, path))
     assert stats.ranks == {(0, 2, 2): 1, (0, 2, 0): 1, (1, 1, 1): 1, (0, 2, 1): 1, (1, 2, 1): 1}
     assert Stats.total([stats, stats]).ranks[0, 2, 1] == 2
-    seen = Observed.of("heads", Budget(5, 2), stats)
+    seen = AcceptanceCounts.of("heads", Budget(5, 2), stats)
     assert seen.ranks == [[(1, 3), (1, 3)], [(0, 2), (1, 1)]]
     entry = StoredAcceptance.of(seen, 1, "d", "t").to_dict()
     assert StoredAcceptance.parse(entry, "a").observed.ranks == seen.ranks
@@ -65,20 +65,20 @@ def test_the_rank_of_what_was_right_is_counted_among_its_siblings() -> None:
 def test_hits_are_measured_where_there_was_a_child_to_hit() -> None:
     """A tree that gives fewer children to some nodes tells the same of the ranks it has."""
     for order, budget in ((WHOLE, WIDE), (grow([[-1.0, -2.0, -4.0]] * 3, 20), Budget(20, 3))):
-        found = rates([Observed.of("heads", budget, played(order, budget, 20_000))])
+        found = rates([AcceptanceCounts.of("heads", budget, played(order, budget, 20_000))])
         for known, true in zip(found, CHANCES, strict=True):
             assert known == pytest.approx(true[: len(known)], abs=0.04)
 
 
 @pytest.mark.parametrize("budget", [Budget(4, 2), Budget(6, 3), Budget(5, 1), Budget(9, 3)])
 def test_what_a_tree_keeps_is_what_counting_it_gives(budget: Budget) -> None:
-    wide = Observed.of("heads", WIDE, played(WHOLE, WIDE, 20_000))
+    wide = AcceptanceCounts.of("heads", WIDE, played(WHOLE, WIDE, 20_000))
     order = grow([[-0.5, -1.5, -2.0], [-0.7, -1.3, -3.0], [-0.8, -1.6, -2.3]], 30)
     trees = observed_trees([draft(order)], [wide])["heads"]
     table = CostTable(Curve({1: 1.0, 40: 3.0}), {"heads": DraftCosts(once=0.1)})
     told = trees.predict(table, budget)
     assert told is not None
-    real = Observed.of("heads", told.budget, played(order, budget, 20_000, seed=1))
+    real = AcceptanceCounts.of("heads", told.budget, played(order, budget, 20_000, seed=1))
     assert told.tokens_per_cycle == pytest.approx(real.tokens_per_cycle(told.budget.depth), rel=0.02)
     assert told.break_even == pytest.approx(
         table.cycle_seconds("heads", told.budget.depth, told.budget.nodes)
@@ -111,15 +111,15 @@ def chance(path: tuple[int, ...]) -> float:
 @pytest.mark.parametrize("nodes", [4, 5, 6])
 def test_the_tree_that_grows_keeps_most_of_all_trees_of_its_size(nodes: int) -> None:
     counts = [[(round(1e6 * rate), 10**6) for rate in depth] for depth in CHANCES]
-    seen = Observed("heads", WIDE, {(39, 3): 10}, [6, 3, 1], ranks=counts)
+    seen = AcceptanceCounts("heads", WIDE, {(39, 3): 10}, [6, 3, 1], ranks=counts)
     trees = observed_trees([draft(None)], [seen])["heads"]
-    grown, real = kept(trees.chances, trees._order(Budget(nodes, 3)), Budget(nodes, 3))
+    grown, real = expected_kept(trees.chances, trees._order(Budget(nodes, 3)), Budget(nodes, 3))
     best = max(1 + sum(map(chance, tree)) for tree in every_tree(nodes))
     assert real == Budget(nodes, real.depth) and grown == pytest.approx(best)
 
 
 def test_width_decides_which_trees_are_offered() -> None:
-    wide = Observed.of("heads", WIDE, played(WHOLE, WIDE, 5_000))
+    wide = AcceptanceCounts.of("heads", WIDE, played(WHOLE, WIDE, 5_000))
     trees = observed_trees([draft(None)], [wide])["heads"]
     free, dear = (
         CostTable(Curve({1: 1.0, 40: seconds}), {"heads": DraftCosts(once=0.1)}) for seconds in (1.0, 40.0)
@@ -132,13 +132,13 @@ def test_width_decides_which_trees_are_offered() -> None:
 
 
 def test_chains_and_older_bundles_tell_of_no_tree() -> None:
-    chain = Observed("heads", Budget.chain(3), {(3, 3): 10}, [6, 3, 1])
-    old = Observed("heads", Budget(8, 3), {(8, 3): 10}, [6, 3, 1])
+    chain = AcceptanceCounts("heads", Budget.chain(3), {(3, 3): 10}, [6, 3, 1])
+    old = AcceptanceCounts("heads", Budget(8, 3), {(8, 3): 10}, [6, 3, 1])
     assert not observed_trees([draft(None)], [chain, old])
 
 
 def test_a_draft_that_was_never_right_keeps_one_token() -> None:
-    seen = Observed("heads", Budget(8, 3), {(8, 3): 10}, [], ranks=[[(0, 10)] * 4, [(0, 0)] * 4])
+    seen = AcceptanceCounts("heads", Budget(8, 3), {(8, 3): 10}, [], ranks=[[(0, 10)] * 4, [(0, 0)] * 4])
     table = CostTable(Curve({1: 1.0, 9: 2.0}), {"heads": DraftCosts()})
     for tree in (None, [-1, -1, -1, -1]):
         told = observed_trees([draft(tree)], [seen])["heads"].predict(table, Budget(3, 2))

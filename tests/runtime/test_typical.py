@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.acceptance import verify_draws
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.typical import Typical, verify_typical
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.sampling.typical import Typical, verify_typical
+from vlmexport.runtime.sampling.verify import verify_draws
+from vlmexport.runtime.session.session import Session
 
 VOCABULARY = 3
 TREES = [

@@ -11,15 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import handmade_bundle
 import pytest
 from PIL import Image
 from vlmexport.runtime import Session, cli
 from vlmexport.runtime.commands.verbosity import LOGGER, saying, with_verbosity
 from vlmexport.runtime.images.synthetic import synthetic_image
 
+from tests.support import handmade_bundle
+
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 Capture = pytest.CaptureFixture[str]
 Bundles = Callable[[str], "TinyBundle"]

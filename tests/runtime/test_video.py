@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from PIL import Image
-from vlmexport.runtime import Session, Video, cli, extras
-from vlmexport.runtime.errors import ImageError, OptionError, PromptError
+from vlmexport.runtime import Session, Video, cli
+from vlmexport.runtime.common import optional_deps
+from vlmexport.runtime.common.errors import ImageError, OptionError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import open_video, sampled
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")
-model_inputs = importlib.import_module("qwen_inputs").model_inputs
+model_inputs = importlib.import_module("tests.support.qwen_inputs").model_inputs
 
 Bundles = Callable[[str], "TinyBundle"]
 FRAMES = [Image.fromarray(np.roll(synthetic_image(60, 90), 4 * at, axis=1)) for at in range(12)]
@@ -154,7 +155,7 @@ def test_what_is_no_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for source in (whole, tmp_path):
         with pytest.raises(ImageError, match="channels 'bgr' is for frames that are arrays"):
             open_video(Video(source, channels="bgr"))
-    monkeypatch.setitem(extras.MODULES, "video", ("no_such_module",))
+    monkeypatch.setitem(optional_deps.MODULES, "video", ("no_such_module",))
     with pytest.raises(OptionError, match=r"reading a video file needs the extra \[video\]"):
         open_video(Video(whole))
 
@@ -212,7 +213,7 @@ def test_answers_are_those_of_the_model(
             )
             assert found.tokens == tokens
         handle = session.encode(given[0])
-        assert handle.kind == "video" and handle.rows == counts[0]
+        assert handle.kind == "video" and handle.num_embeds == counts[0]
         again = session.generate(images=[*images, handle, *given[1:]], messages=messages, max_new_tokens=16)
         assert again.tokens == tokens
 
@@ -223,7 +224,7 @@ def test_patches_of_a_pair_are_those_of_qwens_processor(tiny: TinyBundle, refere
     size = {"shortest_edge": info.min_pixels, "longest_edge": info.max_pixels}  # type: ignore[union-attr]
     pixels = transformers.Qwen2VLImageProcessorPil(size=size)
     steps, down, across, _ = view.layout
-    assert (steps, len(view.runs)) == (2, 2) and view.rows == steps * down * across
+    assert (steps, len(view.runs)) == (2, 2) and view.num_embeds == steps * down * across
     frames = []
     for frame in (FRAMES[0], FRAMES[1], FRAMES[2], FRAMES[3]):
         patches = pixels(images=frame, return_tensors="pt")["pixel_values"].reshape(
@@ -259,7 +260,7 @@ def test_an_odd_frame_is_seen_twice(tiny: TinyBundle) -> None:
     family = get_family("qwen2.5-vl")
     one = family.view(tiny.bundle, Video(FRAMES[:1], 2.0))
     two = family.view(tiny.bundle, Video([FRAMES[0], FRAMES[0]], 2.0))
-    assert len(one.runs) == 1 and one.rows == two.rows
+    assert len(one.runs) == 1 and one.num_embeds == two.num_embeds
     np.testing.assert_array_equal(one.runs[0]["pixel_values"], two.runs[0]["pixel_values"])
 
 
@@ -270,7 +271,7 @@ def test_a_long_video_has_smaller_frames(tiny: TinyBundle) -> None:
     family, rows = get_family("qwen2.5-vl"), []
     try:
         for info.max_rows in (128_000, 11, 1):
-            rows.append(family.view(tiny.bundle, Video(large, 2.0)).rows)
+            rows.append(family.view(tiny.bundle, Video(large, 2.0)).num_embeds)
     finally:
         info.max_rows = 115_200
     assert rows == [2 * 6, 2 * 4, 2 * 2], "each of two steps: 2 x 3 units, then 2 x 2, then its smallest"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from vlmexport.runtime.errors import ImageError
+from vlmexport.runtime.common.errors import ImageError
 from vlmexport.runtime.images import video_file
 from vlmexport.runtime.images.video import Video, open_video
 from vlmexport.runtime.images.video_file import VideoFile

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from vlmexport.runtime.measure.virtual_clock import Reading, Simulated, cycles, decoding, plain_seconds, play
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.policy import FixedLength
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.stats import Stats
 
 TABLE = CostTable(Curve({1: 10.0, 2: 11.0, 4: 14.0, 8: 30.0}), {"draft": DraftCosts(propose=1.0)})
 DRAFT = SimpleNamespace(name="draft")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from vlmexport.runtime.proposers.vispec_pairs import Seen, pairs_of, slots_before
+from vlmexport.runtime.drafts.eagle.vispec_pairs import Seen, pairs_of, slots_before
 
 
 def seen(start: int, rows: int, tokens: int = 2) -> Seen:

@@ -1,7 +1,7 @@
 """A day's work of a robot in minutes: one session serves thousands of mixed requests; nothing may grow, leak or drift.
 
     make soak REQUESTS=3000
-    python tests/soak/soak.py [BUNDLE] --requests 3000 --seed 0 [--save FILE.json]
+    python -m tests.soak.soak [BUNDLE] --requests 3000 --seed 0 [--save FILE.json]
 
 Requests are drawn from a few dozen: with and without pictures, every draft of the bundle and none, greedy and sampled,
 alone and in batches, some cancelled, past their deadline, stopped by a string, or refused. A request that was served
@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.programs import environment
 
 GROWTH = 0.02
 """Share of the resident memory by which it may grow in the second half."""
@@ -111,7 +111,7 @@ class Soak:
             self.drift.append(f"request {number} gave other tokens than before")
 
     def _refused(self) -> None:
-        from vlmexport.runtime.errors import VlmexportError
+        from vlmexport.runtime.common.errors import VlmexportError
 
         bad: dict[str, Any] = self.rng.choice(
             (
@@ -154,10 +154,10 @@ def _built(folder: Path) -> Path:
     import subprocess
 
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        f"import pathlib, tiny_bundles; tiny_bundles.build('t5', pathlib.Path({str(folder)!r}))"
+        "import pathlib; from tests.support import tiny_bundles;"
+        f"tiny_bundles.build('t5', pathlib.Path({str(folder)!r}))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=sys.stderr)
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, stdout=sys.stderr)
     return folder / "bundle"
 
 

@@ -17,8 +17,8 @@ import importlib
 import pkgutil
 from typing import Protocol, cast
 
-from ..arguments import Arguments
-from ..records import Problems, Record
+from ..reading.arguments import Arguments
+from ..reading.records import Problems, Record
 
 
 class Format(Protocol):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
-from ..arguments import Arguments
-from ..entries import collect, fields, identifier, items, listed, text
-from ..files import read_json
-from ..places import picture
-from ..records import Problems, Record
+from ....runtime.common.errors import OptionError
+from ..reading.arguments import Arguments
+from ..reading.entries import collect, fields, identifier, items, listed, text
+from ..reading.files import read_json
+from ..reading.places import picture
+from ..reading.records import Problems, Record
 
 USAGE = "ANNOTATIONS.json,IMAGES[,SPLIT]"
 TASK = "captions"

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from ....runtime.errors import OptionError
-from ..arguments import Arguments
-from ..field_maps import NAMES, FieldMap, load_mapped
-from ..records import Problems, Record
+from ....runtime.common.errors import OptionError
+from ..reading.arguments import Arguments
+from ..reading.field_maps import NAMES, FieldMap, load_mapped
+from ..reading.records import Problems, Record
 
 USAGE = "TABLE[,FOLDER][,frames=N]" + "".join(f"[,{name}=FIELD]" for name in NAMES)
 TASK = None

@@ -11,11 +11,11 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..arguments import Arguments
-from ..entries import gather, text
-from ..files import read_lines
-from ..places import picture
-from ..records import Problems, Record
+from ..reading.arguments import Arguments
+from ..reading.entries import gather, text
+from ..reading.files import read_lines
+from ..reading.places import picture
+from ..reading.records import Problems, Record
 
 USAGE = "CAPTIONS.txt,IMAGES[,SPLIT.txt]"
 TASK = "captions"

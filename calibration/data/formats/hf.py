@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
-from ....runtime.paths import is_folder
-from ..arguments import Arguments
-from ..entries import gather
-from ..field_maps import NAMES, FieldMap, mapped
-from ..hub_rows import open_rows
-from ..places import check_row
-from ..records import ImageRef, Problems, Record
-from ..turns import turn_records
+from ....runtime.common.errors import OptionError
+from ....runtime.common.paths import is_folder
+from ..reading.arguments import Arguments
+from ..reading.entries import gather
+from ..reading.field_maps import NAMES, FieldMap, mapped
+from ..reading.hub_rows import open_rows
+from ..reading.places import check_row
+from ..reading.records import ImageRef, Problems, Record
+from ..reading.turns import turn_records
 
 _MAPPED = [name for name in NAMES if name not in ("rows", "video")]
 USAGE = "ID|FOLDER[,config=NAME][,split=NAME][,conversations=COLUMN]" + "".join(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
+from ....runtime.common.paths import is_folder
 from ....runtime.images.endings import is_picture
-from ....runtime.paths import is_folder
-from ..arguments import Arguments
-from ..entries import gather
-from ..places import is_file, picture
-from ..records import Problems, Record
+from ..reading.arguments import Arguments
+from ..reading.entries import gather
+from ..reading.places import is_file, picture
+from ..reading.records import Problems, Record
 
 USAGE = "FOLDER"
 TASK = None

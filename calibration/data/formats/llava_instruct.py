@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..arguments import Arguments
-from ..entries import fields, text
-from ..places import picture
-from ..records import ImageRef, Problems, Record
-from ..turns import load_conversations
+from ..reading.arguments import Arguments
+from ..reading.entries import fields, text
+from ..reading.places import picture
+from ..reading.records import ImageRef, Problems, Record
+from ..reading.turns import load_conversations
 
 USAGE = "CONVERSATIONS.json,IMAGES[,turns=first|all]"
 TASK = None

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..arguments import Arguments
-from ..field_maps import FieldMap, load_mapped
-from ..records import Problems, Record
+from ..reading.arguments import Arguments
+from ..reading.field_maps import FieldMap, load_mapped
+from ..reading.records import Problems, Record
 
 USAGE = "MM-VET.json,IMAGES"
 TASK = None

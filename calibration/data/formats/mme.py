@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ....runtime.errors import OptionError
-from ....runtime.paths import is_folder
-from ..arguments import Arguments
-from ..entries import gather, text
-from ..files import read_lines
-from ..places import is_file, picture
-from ..records import Problems, Record
+from ....runtime.common.errors import OptionError
+from ....runtime.common.paths import is_folder
+from ..reading.arguments import Arguments
+from ..reading.entries import gather, text
+from ..reading.files import read_lines
+from ..reading.places import is_file, picture
+from ..reading.records import Problems, Record
 
 USAGE = "FOLDER[,CATEGORY]"
 TASK = "yes-no"

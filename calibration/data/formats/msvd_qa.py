@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
-from ....runtime.paths import is_folder
-from ..arguments import Arguments
-from ..entries import collect, identifier, text
-from ..files import read_json, read_lines
-from ..places import video_file
-from ..records import Problems, Record
+from ....runtime.common.errors import OptionError
+from ....runtime.common.paths import is_folder
+from ..reading.arguments import Arguments
+from ..reading.entries import collect, identifier, text
+from ..reading.files import read_json, read_lines
+from ..reading.places import video_file
+from ..reading.records import Problems, Record
 
 USAGE = "QUESTIONS.json,VIDEOS[,MAPPING.txt][,frames=N]"
 TASK = "exact"

@@ -7,10 +7,10 @@ keeps one of the three.
 
 from __future__ import annotations
 
-from ....runtime.errors import OptionError
-from ..arguments import Arguments
-from ..files import read_json
-from ..records import Problems, Record
+from ....runtime.common.errors import OptionError
+from ..reading.arguments import Arguments
+from ..reading.files import read_json
+from ..reading.records import Problems, Record
 from .coco import load_captions
 
 USAGE = "CAPTIONS.json,IMAGES[,DOMAIN]"

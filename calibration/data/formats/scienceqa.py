@@ -11,13 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
-from ..arguments import Arguments
-from ..entries import listed
-from ..field_maps import FieldMap, load_mapped, value_at
-from ..files import read_json
-from ..places import is_file
-from ..records import Problems, Record
+from ....runtime.common.errors import OptionError
+from ..reading.arguments import Arguments
+from ..reading.entries import listed
+from ..reading.field_maps import FieldMap, load_mapped, value_at
+from ..reading.files import read_json
+from ..reading.places import is_file
+from ..reading.records import Problems, Record
 
 USAGE = "PROBLEMS.json,IMAGES[,SPLIT][,images=only|any]"
 TASK = "choices"

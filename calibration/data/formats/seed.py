@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ....runtime.errors import OptionError
-from ..arguments import Arguments
-from ..entries import collect, listed
-from ..field_maps import FieldMap, mapped, value_at
-from ..files import read_json
-from ..records import Problems, Record, read_segment
+from ....runtime.common.errors import OptionError
+from ..reading.arguments import Arguments
+from ..reading.entries import collect, listed
+from ..reading.field_maps import FieldMap, mapped, value_at
+from ..reading.files import read_json
+from ..reading.records import Problems, Record, read_segment
 
 USAGE = "SEED-BENCH.json,FOLDER[,TYPE][,frames=N]"
 TASK = "choices"

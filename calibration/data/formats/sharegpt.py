@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..arguments import Arguments
-from ..records import Problems, Record
-from ..turns import load_conversations
+from ..reading.arguments import Arguments
+from ..reading.records import Problems, Record
+from ..reading.turns import load_conversations
 
 USAGE = "CONVERSATIONS.json[,turns=first|all]"
 TASK = None

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..arguments import Arguments
-from ..entries import collect, listed
-from ..field_maps import FieldMap, mapped
-from ..files import read_json
-from ..records import Problems, Record
+from ..reading.arguments import Arguments
+from ..reading.entries import collect, listed
+from ..reading.field_maps import FieldMap, mapped
+from ..reading.files import read_json
+from ..reading.records import Problems, Record
 
 USAGE = "QUESTIONS.json,IMAGES"
 TASK = "vqa"

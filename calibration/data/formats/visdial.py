@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
-from ..arguments import Arguments
-from ..entries import collect, fields, identifier, items, listed, number_below, text
-from ..files import read_json
-from ..places import is_file, picture
-from ..records import ImageRef, Problems, Record
+from ....runtime.common.errors import OptionError
+from ..reading.arguments import Arguments
+from ..reading.entries import collect, fields, identifier, items, listed, number_below, text
+from ..reading.files import read_json
+from ..reading.places import is_file, picture
+from ..reading.records import ImageRef, Problems, Record
 from .vqav2 import coco_picture
 
 USAGE = "DIALOGS.json,IMAGES"

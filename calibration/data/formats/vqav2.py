@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
-from ..arguments import Arguments
-from ..entries import collect, fields, identifier, items, listed, text
-from ..files import read_json
-from ..places import is_file, picture
-from ..records import Problems, Record
+from ....runtime.common.errors import OptionError
+from ..reading.arguments import Arguments
+from ..reading.entries import collect, fields, identifier, items, listed, text
+from ..reading.files import read_json
+from ..reading.places import is_file, picture
+from ..reading.records import Problems, Record
 
 USAGE = "QUESTIONS.json,IMAGES[,ANNOTATIONS.json]"
 TASK = "vqa"

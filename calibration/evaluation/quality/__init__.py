@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from .told import Score, Told
 
 

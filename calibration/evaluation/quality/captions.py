@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ....runtime.extras import need_extra
+from ....runtime.common.optional_deps import need_extra
 from .told import Score, Told
 
 RANKS = False

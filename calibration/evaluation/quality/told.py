@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...data.records import Record
+from ...data.reading.records import Record
 
 
 @dataclass(frozen=True)

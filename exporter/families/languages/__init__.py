@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from .base import Language
 

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from ...checkpoint.load import Checkpoint
-from ...graphs.hollow import hollow_model, signature
 from ...graphs.hooks import ATTENTION, export_hooks
+from ...graphs.meta_model import hollow_model, signature
 from ...graphs.retype import WIDE_RESIDUAL
-from ...graphs.template import Template, TraceInput, trace
+from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
-from ..base import DecoderShape, GraphSpec, Parts, check_common
-from ..frames import (
+from ..common.base import DecoderShape, GraphSpec, Parts, check_common
+from ..common.decoder_graphs import (
     FinalNorm,
     Named,
     Prologue,
@@ -30,8 +30,8 @@ from ..frames import (
     build_skipped,
     layer_inputs,
 )
-from ..skipping import Sublayers, left_out
-from ..tables import embedding_tensor, head_tensor
+from ..common.embedding_names import embedding_tensor, head_tensor
+from ..common.layer_skip import Sublayers, left_out
 
 SEGMENT_OUTPUTS = ("hidden_out", "updated_key_cache", "updated_value_cache")
 
@@ -75,7 +75,7 @@ class Language:
     """Of what attends over a source, what makes its keys and values, once in a request."""
     mlp_path: ClassVar[str] = "mlp"
     """In a decoder layer, what gives the MLP's part of the rows."""
-    reads_image_rows: ClassVar[bool] = False
+    reads_image_embeds: ClassVar[bool] = False
     """Whether the rows of a picture may stand in its prompt (BLIP-2)."""
     decoder: DecoderShape
     max_positions: int | None = None
@@ -221,11 +221,11 @@ class Language:
     @functools.cached_property
     def final_norm(self) -> FinalNorm:
         """What the LM head, and a draft's own heads, read rows through; ask for it inside `hooks`."""
-        template = self.trace_rows(self.model.get_submodule(self.norm_path), ("rows",))
+        template = self.trace_hidden(self.model.get_submodule(self.norm_path), ("rows",))
         names = self.named(f"{self.norm_path}.")
         return FinalNorm(template, names, self.decoder.hidden_size, self.logit_scale)
 
-    def trace_rows(self, module: nn.Module, dims: tuple[str, ...]) -> Template:
+    def trace_hidden(self, module: nn.Module, dims: tuple[str, ...]) -> Template:
         """A module that maps rows [*dims, E] to rows."""
         inputs = [TraceInput("hidden", (*dims, self.decoder.hidden_size))]
         return trace(module, lambda m, hidden: (m(hidden),), inputs, ("hidden_out",))

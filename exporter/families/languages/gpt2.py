@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from transformers import GPT2LMHeadModel
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
-from ...graphs.template import TraceInput, trace
+from ...graphs.traced_module import TraceInput, trace
 from ...graphs.weights import WeightStore
-from ..base import GraphSpec
-from ..frames import Prologue, build_cross_kv
+from ..common.base import GraphSpec
+from ..common.decoder_graphs import Prologue, build_cross_kv
 from .base import Language, learned_positions, per_layer
 
 

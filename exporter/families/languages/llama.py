@@ -10,13 +10,13 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 from ....runtime.bundle.interfaces import positions_shape
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import LayerCache
 from ...graphs.hooks import export_hooks, rotary_angles
-from ...graphs.template import TraceInput, trace
-from ..base import DecoderShape
-from ..frames import Prologue
+from ...graphs.traced_module import TraceInput, trace
+from ..common.base import DecoderShape
+from ..common.decoder_graphs import Prologue
 from .base import Language
 
 # Angles of these types are a function of the position alone; dynamic and longrope also depend on the length.

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from transformers import OPTForCausalLM
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import LayerCache
-from ...graphs.template import TraceInput, trace
-from ..frames import Prologue
+from ...graphs.traced_module import TraceInput, trace
+from ..common.decoder_graphs import Prologue
 from .base import Language, learned_positions
 
 
@@ -31,7 +31,7 @@ class OPTLanguage(Language):
     norm_path: ClassVar[str] = "model.decoder.final_layer_norm"
     embed_path: ClassVar[str] = "model.decoder.embed_tokens"
     mlp_path: ClassVar[str] = "fc2"
-    reads_image_rows: ClassVar[bool] = True
+    reads_image_embeds: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
         super().__init__(checkpoint, config, prefix)

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
-from ...graphs.hollow import hollow_model
 from ...graphs.hooks import ATTENTION
+from ...graphs.meta_model import hollow_model
 from .llama import LlamaLanguage
 
 

@@ -16,16 +16,16 @@ from torch import nn
 from transformers import T5ForConditionalGeneration
 from transformers.models.t5 import modeling_t5
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
-from ...graphs.compose import Composer
+from ...graphs.composer import Composer
 from ...graphs.hooks import export_hooks
-from ...graphs.template import Template, TraceInput, trace
+from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
-from ..base import DecoderShape, GraphSpec
-from ..frames import build_cross_kv
-from ..tables import shared_tensor
+from ..common.base import DecoderShape, GraphSpec
+from ..common.decoder_graphs import build_cross_kv
+from ..common.embedding_names import shared_tensor
 from .base import Language, per_layer
 
 TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -55,7 +55,7 @@ class T5Language(Language):
     source_paths: ClassVar[tuple[str, ...]] = ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v")
     attention_values: ClassVar[int] = 3
     mlp_path: ClassVar[str] = "layer.2.DenseReluDense"
-    reads_image_rows: ClassVar[bool] = True
+    reads_image_embeds: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
         super().__init__(checkpoint, config, prefix)
@@ -166,7 +166,7 @@ class T5Language(Language):
             template, names = layer(i)
             given = {"hidden": hidden, "encoder_mask": mask}
             hidden = graph.call(template, f"block.{i}", given, names)["hidden_out"]
-        norm = self.trace_rows(self.model.encoder.final_layer_norm, ("batch", "source"))
+        norm = self.trace_hidden(self.model.encoder.final_layer_norm, ("batch", "source"))
         names = self.named("encoder.final_layer_norm.")
         hidden = graph.call(norm, "norm", {"hidden": hidden}, names)["hidden_out"]
         graph.output("encoder_states", hidden)

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from ...checkpoint.load import Checkpoint
-from ...graphs.compose import Composer
-from ...graphs.hollow import hollow_model, signature
+from ...graphs.composer import Composer
 from ...graphs.hooks import ATTENTION
-from ...graphs.template import Template, TraceInput, trace
+from ...graphs.meta_model import hollow_model, signature
+from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightStore
-from ..base import GraphSpec, single_layer
+from ..common.base import GraphSpec, single_layer
 
 
 class Vision:
@@ -32,8 +32,8 @@ class Vision:
     """
 
     side: tuple[int, int]
-    rows: int | None = None
-    most_rows: int | None = None
+    num_embeds: int | None = None
+    max_hidden: int | None = None
     scales: ClassVar[bool] = False
     """Whether a picture may have any size up to `Checkpoint.max_pixels`."""
     width: int
@@ -53,18 +53,18 @@ class Vision:
         return hollow_model(lambda: self.checkpoint.model_class(config))
 
     @property
-    def needed_rows(self) -> int:
+    def needed_embeds(self) -> int:
         """Rows that a prompt must have room for, or else pictures of ordinary sizes would be refused."""
-        return self.rows or 1
+        return self.num_embeds or 1
 
     def graph(self, store: WeightStore) -> GraphSpec:
         """`pixel_values` [batch, 3, H, W] → `image_rows` [batch, rows, width]. Call it inside the hooks."""
-        assert self.rows is not None, "a tower of many sizes composes its own graph"
+        assert self.num_embeds is not None, "a tower of many sizes composes its own graph"
         graph = Composer("vision", store)
         shape = ("batch", 3, *self.side)
         pixels = graph.input("pixel_values", "float32", shape)
         rows = self.compose(Calls(graph, self.checkpoint), pixels)
-        graph.output("image_rows", rows, "float32", ("batch", self.rows, self.width))
+        graph.output("image_rows", rows, "float32", ("batch", self.num_embeds, self.width))
         return GraphSpec("vision", "vision", graph.model())
 
     def compose(self, calls: Calls, pixels: ir.Value) -> ir.Value:
@@ -81,8 +81,8 @@ class Vision:
 
     def random(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], int]:
         """One random picture as the model's own processor would give it, and its rows."""
-        assert self.rows is not None
-        return {"pixel_values": torch.randn(1, 3, *self.side, generator=generator)}, self.rows
+        assert self.num_embeds is not None
+        return {"pixel_values": torch.randn(1, 3, *self.side, generator=generator)}, self.num_embeds
 
     def runs(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """The inputs of the graph for each picture, of the tensors [pictures, ...] of the model's own processor."""
@@ -93,7 +93,7 @@ class Vision:
         """The module of a real model whose output `read_rows` reads the image rows from."""
         raise NotImplementedError
 
-    def read_rows(self, output: Any) -> torch.Tensor:
+    def read_embeds(self, output: Any) -> torch.Tensor:
         """Image rows [..., E] in what `output` gives."""
         return output if isinstance(output, torch.Tensor) else output[0]
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
-from ..base import check_common
-from ..images import square_image
+from ..common.base import check_common
+from ..common.images import square_image
 from .base import Calls, Vision, pair
 
 
@@ -45,7 +45,7 @@ class BlipVision(Vision):
                 f"{checkpoint.architecture}: use_qformer_text_input=true is not supported"
             )
         self.side = pair(config.vision_config.image_size)
-        self.rows, self.width = config.num_query_tokens, width
+        self.num_embeds, self.width = config.num_query_tokens, width
 
     def compose(self, calls: Calls, pixels: ir.Value) -> ir.Value:
         """Patches, layers, norm, queries, Q-Former, projection."""

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
-from ..base import check_common
-from ..images import cropped_image
+from ..common.base import check_common
+from ..common.images import cropped_image
 from .base import Calls, Vision, pair
 
 
@@ -60,7 +60,7 @@ class ClipVision(Vision):
         patch = pair(vision.patch_size)
         self._states = (self.side[0] // patch[0]) * (self.side[1] // patch[1]) + 1
         self._whole = config.vision_feature_select_strategy == "full"
-        self.rows, self.width = self._states - (not self._whole), width
+        self.num_embeds, self.width = self._states - (not self._whole), width
 
     def compose(self, calls: Calls, pixels: ir.Value) -> ir.Value:
         """Patches, norm, layers, then the projection, of all states or of those of patches."""

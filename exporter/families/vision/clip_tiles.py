@@ -15,13 +15,13 @@ from torch import nn
 from torch.nn.functional import embedding
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.images.tiles import Tiling
 from ...checkpoint.load import Checkpoint
-from ...graphs.compose import Composer
+from ...graphs.composer import Composer
 from ...graphs.weights import WeightStore
-from ..base import GraphSpec
-from ..images import canvas_list, tiled_image
+from ..common.base import GraphSpec
+from ..common.images import canvas_list, tiled_image
 from .base import Calls
 from .clip import ClipVision
 
@@ -58,15 +58,15 @@ class ClipTilesVision(ClipVision):
         for part, size in sizes.items():
             if type(size) is not int:
                 raise UnsupportedModelError(f"{name}: vision_config.{part}={size!r:.80} is not one number")
-        assert self.rows is not None
-        self._tile_rows, self.rows = self.rows, None
+        assert self.num_embeds is not None
+        self._tile_rows, self.num_embeds = self.num_embeds, None
         side = self.side[0]
         canvases = canvas_list(config.image_grid_pinpoints, side, name)
         self.tiling = Tiling(side, side // sizes["patch_size"], canvases)
-        self.most_rows = self.tiling.most_rows
+        self.max_hidden = self.tiling.most_rows
 
     @property
-    def needed_rows(self) -> int:
+    def needed_embeds(self) -> int:
         """See `Vision`; a picture as large as a canvas."""
         return self.tiling.most_rows
 
@@ -81,8 +81,8 @@ class ClipTilesVision(ClipVision):
             "hidden": (hidden, (self.pictures, self._tile_rows, self.width)),
             "row_index": (index, ("rows",)),
         }
-        rows = calls(_Lines(self.model.model.image_newline), "model.", given, _ordered)
-        graph.output("image_rows", rows, "float32", ("rows", self.width))
+        num_embeds = calls(_Lines(self.model.model.image_newline), "model.", given, _ordered)
+        graph.output("image_rows", num_embeds, "float32", ("rows", self.width))
         return GraphSpec("vision", "vision", graph.model())
 
     def settings(self) -> dict[str, Any]:
@@ -123,6 +123,6 @@ class ClipTilesVision(ClipVision):
         """The model without its head: no module of its own puts rows into order."""
         return model.model
 
-    def read_rows(self, output: Any) -> torch.Tensor:
+    def read_embeds(self, output: Any) -> torch.Tensor:
         """See `Vision`."""
         return output.image_hidden_states

@@ -20,14 +20,14 @@ from torch.nn.functional import embedding, linear
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.images.windows import Grid, windows
 from ...checkpoint.load import Checkpoint
-from ...graphs.compose import Composer
+from ...graphs.composer import Composer
 from ...graphs.hooks import attend, attention, attention_named, replaced, rotary
 from ...graphs.weights import WeightStore
-from ..base import GraphSpec, check_common
-from ..images import patched_image, sampled_video
+from ..common.base import GraphSpec, check_common
+from ..common.images import patched_image, sampled_video
 from .base import Calls, Vision
 
 RANDOM_UNITS = (5, 3)
@@ -74,8 +74,8 @@ def _attend(
     spans, heads, size = cu_seq_lens_q, query.shape[1], query.shape[-1]
     window = spans.units.shape[1] * spans.patches
 
-    def split(rows: torch.Tensor) -> torch.Tensor:
-        by_unit = rows.squeeze(0).transpose(0, 1).reshape(-1, spans.patches * heads * size)
+    def split(num_embeds: torch.Tensor) -> torch.Tensor:
+        by_unit = num_embeds.squeeze(0).transpose(0, 1).reshape(-1, spans.patches * heads * size)
         return embedding(spans.units, by_unit).reshape(-1, window, heads, size).transpose(1, 2)
 
     assert scaling is not None
@@ -147,7 +147,7 @@ class Qwen2_5Vision(Vision):
         )
         self.width = width
         described = self.settings()
-        self.most_rows = described["max_pixels"] // self.grid.unit_pixels
+        self.max_hidden = described["max_pixels"] // self.grid.unit_pixels
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
@@ -235,6 +235,6 @@ class Qwen2_5Vision(Vision):
         """The tower, merger included."""
         return model.model.visual
 
-    def read_rows(self, output: Any) -> torch.Tensor:
+    def read_embeds(self, output: Any) -> torch.Tensor:
         """See `Vision`."""
         return output.pooler_output

@@ -10,8 +10,8 @@ from torch import nn
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from ...checkpoint.load import Checkpoint
-from ..base import check_common
-from ..images import square_image
+from ..common.base import check_common
+from ..common.images import square_image
 from .base import Calls, Vision, pair
 
 
@@ -25,8 +25,8 @@ class ViTVision(Vision):
         check_common(config, checkpoint.architecture)
         self.side = pair(config.image_size)
         patch = pair(config.patch_size)
-        rows = (self.side[0] // patch[0]) * (self.side[1] // patch[1]) + 1
-        self.rows, self._shape = rows, ("batch", rows, config.hidden_size)
+        num_embeds = (self.side[0] // patch[0]) * (self.side[1] // patch[1]) + 1
+        self.num_embeds, self._shape = num_embeds, ("batch", num_embeds, config.hidden_size)
         self.width = width
 
     def compose(self, calls: Calls, pixels: ir.Value) -> ir.Value:

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from ...bundle.manifest import ImageInfo
-from ...errors import BundleError
+from ...common.errors import BundleError
 from . import crop, patches, square, tiles
 
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {

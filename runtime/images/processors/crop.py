@@ -7,7 +7,7 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from ...bundle.manifest import ImageInfo
-from ...errors import BundleError
+from ...common.errors import BundleError
 from ..pixels import pixels_of
 from .normal import normalized
 from .resample import resampling

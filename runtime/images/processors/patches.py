@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from ...bundle.manifest import ImageInfo
-from ...errors import BundleError, ImageError
+from ...common.errors import BundleError, ImageError
 from ..pixels import pixels_of
 from ..windows import Grid
 from .normal import normalized

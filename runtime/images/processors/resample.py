@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PIL.Image import Resampling
 
-from ...errors import BundleError
+from ...common.errors import BundleError
 
 FILTERS = {
     "nearest": Resampling.NEAREST,

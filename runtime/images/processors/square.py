@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from ...bundle.manifest import ImageInfo
-from ...errors import BundleError
+from ...common.errors import BundleError
 from ..pixels import pixels_of
 from .normal import normalized
 from .resample import resampling

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 
 def command(*arguments: object) -> Callable[[], int]:
     """A command of `vlmexport` in this process."""
@@ -35,7 +33,7 @@ def call(function: Callable[[], object]) -> Callable[[], int]:
     """A function of the API as a command: its own errors are one line and status 2, as a command makes them."""
 
     def serve() -> int:
-        from vlmexport.runtime.errors import VlmexportError
+        from vlmexport.runtime.common.errors import VlmexportError
         from vlmexport.runtime.images.quiet import quiet_log
 
         quiet_log()

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from cases import Case
-from mutate import linked_copy, mutate_bytes, mutate_file, mutate_json, mutate_json_bytes
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import linked_copy, mutate_bytes, mutate_file, mutate_json, mutate_json_bytes
 
 from .base import answer_of, command, picture
 
@@ -22,7 +22,7 @@ class Seeds:
     """Whole bundles, and what they answer."""
 
     def __init__(self, folder: Path, signed: bool):
-        import tiny_bundles
+        from tests.support import tiny_bundles
 
         self._signed = signed
         whole = folder.parent / "whole-bundles"  # both kinds damage copies of the same

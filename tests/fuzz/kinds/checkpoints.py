@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from cases import Case
-from mutate import linked_copy, mutate_model_file
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import linked_copy, mutate_model_file
 
 from .base import command
 from .traces import chosen, warm, with_traces
@@ -23,7 +23,7 @@ class Seeds:
     """Whole checkpoints of several families."""
 
     def __init__(self, folder: Path):
-        import tiny_models
+        from tests.support import tiny_models
 
         warm()
         self._checkpoints = [

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cases import Case
-from mutate import json_text, linked_copy, mutate_bytes, mutate_json
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import json_text, linked_copy, mutate_bytes, mutate_json
 
 from .base import call, picture
 
@@ -135,9 +135,9 @@ class Seeds:
 def _read(data: str, inside: Path | None, strict: bool, limit: int | None) -> None:
     """Reads the records and their pictures; what is said is in whole lines."""
     from vlmexport.calibration.data import load_records
-    from vlmexport.runtime import reading
+    from vlmexport.runtime.common import bounded_files
 
-    reading.PIPE_WAIT = 0.02
+    bounded_files.PIPE_WAIT = 0.02
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

@@ -6,8 +6,8 @@ import json
 import random
 from pathlib import Path
 
-from cases import Case
-from mutate import linked_copy, mutate_model_file
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import linked_copy, mutate_model_file
 
 from .base import command
 from .traces import chosen, warm, with_traces
@@ -17,8 +17,7 @@ class Seeds:
     """Trained drafts of every kind, one of them as others publish it, and their target."""
 
     def __init__(self, folder: Path):
-        import tiny_bundles
-        import tiny_models
+        from tests.support import tiny_bundles, tiny_models
 
         warm()
         self._model = folder / "target"

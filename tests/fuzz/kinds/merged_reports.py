@@ -6,18 +6,15 @@ import copy
 import json
 import random
 import shutil
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cases import Case
-from mutate import json_text, mutate_bytes, mutate_json, paths
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import json_text, mutate_bytes, mutate_json, paths
 
 from .base import command
-
-sys.path.append(str(Path(__file__).parents[2] / "runtime"))
 
 MACHINE = "Intel(R) Xeon(R)"
 COSTS = {
@@ -46,7 +43,7 @@ class Seeds:
     """A bundle without a model, and reports of it."""
 
     def __init__(self, folder: Path):
-        import handmade_bundle
+        from tests.support import handmade_bundle
 
         self._bundle = folder / "bundle"
         if not self._bundle.is_dir():
@@ -127,10 +124,10 @@ class _Named:
 def _use(bundle: Path) -> None:
     """What a session, `inspect` and `calibrate` do with what is stored."""
     from vlmexport.runtime.bundle.folder import Bundle
-    from vlmexport.runtime.session import Session
-    from vlmexport.runtime.speculate.choice import choose
-    from vlmexport.runtime.speculate.stored_acceptance import stored_acceptance
-    from vlmexport.runtime.speculate.stored_costs import bundle_here, every_costs, pick_costs
+    from vlmexport.runtime.bundle.stored_acceptance import stored_acceptance
+    from vlmexport.runtime.bundle.stored_costs import bundle_here, every_costs, pick_costs
+    from vlmexport.runtime.session.session import Session
+    from vlmexport.runtime.speedup.predict import choose
 
     opened = Bundle.open(bundle, check="sha256")
     manifest = opened.manifest

@@ -4,21 +4,18 @@ folder. What is built must answer as transformers does, without the build's own 
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from cases import Case
-from layout_changes import change_folder
-from mutate import linked_copy
+from tests.fuzz.cases import Case
+from tests.fuzz.layout_changes import change_folder
+from tests.fuzz.mutate import linked_copy
 
 from .base import call
 from .traces import warm
-
-sys.path.append(str(Path(__file__).parents[2] / "published"))
 
 NAMES = (
     "HuggingFaceTB--SmolLM2-135M-Instruct", "meta-llama--Llama-2-7b-chat-hf", "Qwen--Qwen2.5-0.5B-Instruct", "google--flan-t5-base",
@@ -37,9 +34,8 @@ class Seeds:
     """Whole folders, with random weights."""
 
     def __init__(self, folder: Path):
-        import folders
-        import kept_traces
-        import layouts
+        from tests.support import kept_traces
+        from tests.support.published import folders, layouts
 
         warm()
         kept_traces.install()
@@ -72,7 +68,7 @@ class Seeds:
 
 def build(model: Path, output: Path) -> None:
     """A bundle of the folder. VlmexportError where it is refused."""
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
     build_bundle(BuildRequest(model=str(model), output=output, parity=False, precision="float32"))
 
@@ -80,11 +76,12 @@ def build(model: Path, output: Path) -> None:
 def compared(model: Path, bundle: Path) -> str:
     """What a bundle's first tokens are, compared with those of transformers from the folder that it was built from."""
     import torch
-    from answers import Transformers
-    from own_generation import difference
-    from test_published import requests
     from transformers import GenerationConfig
     from vlmexport.runtime import Session
+
+    from tests.published.test_published import requests
+    from tests.support.own_generation import difference
+    from tests.support.published.answers import Transformers
 
     torch.manual_seed(0)
     try:

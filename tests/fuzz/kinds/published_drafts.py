@@ -6,21 +6,18 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import sys
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from cases import Case
-from mutate import linked_copy, mutate_bytes, mutate_header, mutate_json
-from odd_tensors import odd_kind, odd_table, odd_values
 from safetensors.torch import load_file, save_file
 
-from .base import call
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import linked_copy, mutate_bytes, mutate_header, mutate_json
+from tests.fuzz.odd_tensors import odd_kind, odd_table, odd_values
 
-sys.path.append(str(Path(__file__).parents[2] / "published"))
+from .base import call
 
 LAYOUTS = (
     "FasterDecoding--medusa-vicuna-7b-v1.3", "siyuehuang--Qwen2-7B-Instruct-medusa", "yuhuili--EAGLE-LLaMA3-Instruct-8B",
@@ -37,15 +34,13 @@ class Seeds:
     """A draft of every layout."""
 
     def __init__(self, folder: Path):
-        import layouts
-        import tiny_bundles
-        import tiny_models
+        from tests.support import tiny_bundles, tiny_models
+        from tests.support.published import drafts, layouts
 
-        write = import_module("drafts").write  # of tests/published
         self._drafts = []
         for name in LAYOUTS:
             place = folder / name
-            self._drafts.append(place if place.is_dir() else write(layouts.read(name), place, 600))
+            self._drafts.append(place if place.is_dir() else drafts.write(layouts.read(name), place, 600))
         self._drafts += _own(folder, tiny_models, tiny_bundles)
 
     def make(self, rng: random.Random, folder: Path) -> Case:
@@ -130,7 +125,7 @@ def _change_numbers(path: Path, rng: random.Random) -> None:
 
 def _own(folder: Path, tiny_models: Any, tiny_bundles: Any) -> list[Path]:
     """Folders of `vlmexport train`, and checkpoints that `vlmexport export-draft` makes of them."""
-    from vlmexport.exporter.drafts.export import export_draft
+    from vlmexport.exporter.pipeline.export_draft import export_draft
 
     model = folder / "target"
     if not model.is_dir():

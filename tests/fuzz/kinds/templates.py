@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jinja_sources
-from cases import Case
+from tests.fuzz import jinja_sources
+from tests.fuzz.cases import Case
 
 from .base import call
 
@@ -64,7 +64,7 @@ def _templates(found: Any) -> list[str]:
 
 
 def _render(template: str, messages: list[dict[str, Any]], special: dict[str, str], generation: bool) -> None:
-    from vlmexport.runtime.errors import VlmexportError
+    from vlmexport.runtime.common.errors import VlmexportError
     from vlmexport.runtime.text.chat import render_chat
 
     before = repr(messages)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-import tokenizer_parts
-from cases import Case
-from mutate import json_text, mutate_bytes
+from tests.fuzz import tokenizer_parts
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import json_text, mutate_bytes
 
 from .base import call
-
-sys.path += [str(Path(__file__).parents[2] / "published"), str(Path(__file__).parents[2] / "runtime")]
 
 TEXTS = (
     "a red cup stands on the table", "", " ", "a" * 64, "x" * 300 + "!", "Ünïcödé naïve ﬁ ½ İ ǆ", "漢字 かな 한국어", "\U0001f642\U0001f3fd\u200d e\u0301\u0301\u0301",
@@ -30,9 +27,10 @@ class Seeds:
     """Small tokenizers of the published kinds, and of the kinds that other models have."""
 
     def __init__(self) -> None:
-        import handmade_bundle
-        import vocabularies
         from tokenizers import Tokenizer
+
+        from tests.support import handmade_bundle
+        from tests.support.published import vocabularies
 
         first = ["<unk>", "<s>", "</s>", "<pad>"]
         made: list[Tokenizer] = [kind(first) for kind in vocabularies.KINDS.values()]
@@ -42,7 +40,7 @@ class Seeds:
             handmade_bundle.byte_fallback_tokenizer(),
         ]
         made += [_bert(), _words(), _clip()]
-        bundled = sorted((Path(__file__).parents[3] / "exporter" / "bundled").glob("*/tokenizer.json"))
+        bundled = sorted((Path(__file__).parents[3] / "models").glob("*/*/tokenizer.json"))
         texts = [*(each.to_str() for each in made), *(path.read_text("utf-8") for path in bundled)]
         self._documents: list[dict[str, Any]] = [json.loads(text) for text in texts]
 
@@ -89,7 +87,7 @@ def _has_vocabulary(document: dict[str, Any]) -> bool:
 
 def _use(path: Path, texts: list[str], ids: list[int], known: bool) -> None:
     """Every text is tried; the first refusal is the answer. With a `known` decoder, pieces are compared with the whole."""
-    from vlmexport.runtime.errors import VlmexportError
+    from vlmexport.runtime.common.errors import VlmexportError
     from vlmexport.runtime.images.quiet import quiet_stderr
     from vlmexport.runtime.text.tokenizer import Tokenizer
 

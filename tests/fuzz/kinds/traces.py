@@ -16,7 +16,7 @@ from typing import Any
 
 from .base import command
 
-PATCHED = ("vlmexport.exporter.families.", "vlmexport.exporter.build.")
+PATCHED = ("vlmexport.exporter.families.", "vlmexport.exporter.pipeline.")
 
 THRICE = 3
 """How often a model is chosen before it is traced here: a campaign of few cases does without."""
@@ -31,7 +31,7 @@ def warm() -> None:
     """Load what torch loads with its first trace: hundreds of modules and its operators, seconds in every case."""
     import torch
     from vlmexport.exporter.graphs.hooks import export_hooks
-    from vlmexport.exporter.graphs.template import TraceInput, trace
+    from vlmexport.exporter.graphs.traced_module import TraceInput, trace
 
     with export_hooks():
         inputs = [TraceInput("hidden", ("batch", 8))]
@@ -73,8 +73,8 @@ def with_traces(model: Path, serve: Callable[[], int]) -> Callable[[], int]:
 
 def _patch() -> None:
     """Let the families, and the check of activations, trace through what is kept."""
-    from vlmexport.exporter.graphs.hollow import signature
-    from vlmexport.exporter.graphs.template import trace
+    from vlmexport.exporter.graphs.meta_model import signature
+    from vlmexport.exporter.graphs.traced_module import trace
 
     def traced(module: Any, function: Any, inputs: Any, outputs: Any, **options: Any) -> Any:
         if _config is None:

@@ -8,20 +8,17 @@ import json
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cases import Case
-from forks import forked
+from tests.fuzz.cases import Case
+from tests.support.forks import forked
 
 from .base import command
 from .merged_reports import ACCEPTANCE, COSTS
-
-sys.path.append(str(Path(__file__).parents[2] / "runtime"))
 
 WRITERS = ("costs", "acceptance", "reseal", "merge")
 MOST = 3
@@ -32,7 +29,7 @@ class Seeds:
     """A bundle without a model."""
 
     def __init__(self, folder: Path):
-        import handmade_bundle
+        from tests.support import handmade_bundle
 
         self._bundle = folder / "bundle"
         if not self._bundle.is_dir():

@@ -1,0 +1,1 @@
+"""What every folder of this room uses."""

@@ -1,0 +1,1 @@
+"""How documents and tables of any data set become records."""

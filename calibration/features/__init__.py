@@ -1,0 +1,1 @@
+"""What drafts learn from: a target's hidden states, live or cached."""

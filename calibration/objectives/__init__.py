@@ -1,0 +1,42 @@
+"""What a draft is trained to do: one file per kind, with its options in `<kind>_options.py`.
+
+A new kind is these two files and one line in `KINDS`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.common.errors import OptionError
+
+if TYPE_CHECKING:
+    from .base import Counts, LearnedTarget, Objective
+    from .training_options import Options
+
+KINDS: dict[str, tuple[str, str, str]] = {
+    "imitation": ("imitation", "imitation_objective", "ImitationOptions"),
+    "medusa": ("medusa", "medusa_objective", "MedusaOptions"),
+    "eagle": ("eagle", "EagleObjective", "EagleOptions"),
+    "eagle3": ("eagle3", "Eagle3Objective", "Eagle3Options"),
+    "vispec": ("vispec", "VispecObjective", "VispecOptions"),
+}
+"""Kind → (module, what makes its objective, options class in `<module>_options`). Options are read without importing
+PyTorch."""
+
+
+def options_of(kind: str) -> type[Options]:
+    """The options of a kind. OptionError for one that cannot be trained."""
+    if kind not in KINDS:
+        raise OptionError(f"--draft {kind!r} cannot be trained; this version trains: {', '.join(KINDS)}")
+    module, _, options = KINDS[kind]
+    return getattr(import_module(f".{module}_options", __name__), options)
+
+
+def objective_for(options: Options, target: LearnedTarget, counts: Counts | None = None) -> Objective:
+    """A new, untrained draft of the kind that `options` belong to; `counts` are of the training data's tokens."""
+    for module, name, own in KINDS.values():
+        if type(options).__name__ == own:
+            found: Any = getattr(import_module(f".{module}", __name__), name)
+            return found(options, target, counts)
+    raise TypeError(f"{type(options).__name__} are no options of a draft kind")

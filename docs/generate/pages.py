@@ -1,0 +1,10 @@
+"""Every generated page: its path in docs/ and its text."""
+
+from __future__ import annotations
+
+from docs.generate import commands, formats, schemas, supported
+
+
+def pages() -> dict[str, str]:
+    """Path → Markdown."""
+    return {**commands.pages(), **formats.pages(), **schemas.pages(), **supported.pages()}

@@ -1,0 +1,154 @@
+"""Short names of models, and the drafts that come with them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...runtime.common.errors import OptionError
+from ...runtime.common.paths import exists, is_folder
+from .tiny_models import find_tiny_models, tiny_model
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A short name. Exactly one of `hub_id` and `bundled` says where the model is."""
+
+    name: str
+    family: str
+    description: str
+    hub_id: str = ""
+    bundled: str = ""
+    default_prompt: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a tiny model, None for a model of a hub. Raises OptionError where it is not installed."""
+        return tiny_model(self.bundled) if self.bundled else None
+
+    def draft_folders(self) -> list[Path]:
+        """Folders of the trained drafts that come with it, of any kind, sorted by name (n3 before n10); none where the
+        tiny models are not installed."""
+        models = find_tiny_models()
+        found = [] if models is None else (models / "drafts" / self.name).glob("*/draft.json")
+        return sorted((p.parent for p in found), key=lambda p: (len(p.name), p.name))
+
+
+ALIASES: tuple[Alias, ...] = (
+    Alias(
+        "tiny-blip2-flant5",
+        "blip2",
+        "4 M parameters, trained on generated tabletop scenes; one of vlmexport-tiny-models",
+        bundled="tiny-blip2-flant5",
+        default_prompt="describe the scene",
+    ),
+    Alias(
+        "tiny-vit-gpt2",
+        "vit-gpt2",
+        "3.6 M parameters, captions generated tabletop scenes; one of vlmexport-tiny-models",
+        bundled="tiny-vit-gpt2",
+    ),
+    Alias(
+        "tiny-qwen2.5-vl",
+        "qwen2.5-vl",
+        "3.2 M parameters, sees pictures and films of generated tabletop scenes; one of vlmexport-tiny-models",
+        bundled="tiny-qwen2.5-vl",
+        default_prompt="describe the scene",
+    ),
+    Alias(
+        "blip2-flant5", "blip2", "BLIP-2 with FlanT5-XL, 4 B parameters", hub_id="Salesforce/blip2-flan-t5-xl"
+    ),
+    Alias("blip2-flant5-xxl", "blip2", "BLIP-2 with FlanT5-XXL, 12 B", hub_id="Salesforce/blip2-flan-t5-xxl"),
+    Alias("blip2-opt", "blip2", "BLIP-2 with OPT-2.7B, 4 B parameters", hub_id="Salesforce/blip2-opt-2.7b"),
+    Alias(
+        "vit-gpt2",
+        "vit-gpt2",
+        "image captioning with ViT and GPT-2, 240 M parameters",
+        hub_id="nlpconnect/vit-gpt2-image-captioning",
+    ),
+    Alias("llava-1.5-7b", "llava", "LLaVA-1.5 with Vicuna-7B", hub_id="llava-hf/llava-1.5-7b-hf"),
+    Alias("llava-1.5-13b", "llava", "LLaVA-1.5 with Vicuna-13B", hub_id="llava-hf/llava-1.5-13b-hf"),
+    Alias(
+        "llava-1.6-vicuna-7b",
+        "llava-next",
+        "LLaVA-1.6 (LLaVA-NeXT) with Vicuna-7B",
+        hub_id="llava-hf/llava-v1.6-vicuna-7b-hf",
+    ),
+    Alias(
+        "llava-1.6-vicuna-13b",
+        "llava-next",
+        "LLaVA-1.6 (LLaVA-NeXT) with Vicuna-13B",
+        hub_id="llava-hf/llava-v1.6-vicuna-13b-hf",
+    ),
+    Alias("qwen2.5-vl-3b", "qwen2.5-vl", "Qwen2.5-VL 3B Instruct", hub_id="Qwen/Qwen2.5-VL-3B-Instruct"),
+    Alias("qwen2.5-vl-7b", "qwen2.5-vl", "Qwen2.5-VL 7B Instruct", hub_id="Qwen/Qwen2.5-VL-7B-Instruct"),
+    Alias(
+        "smollm2-135m",
+        "llama",
+        "SmolLM2-135M-Instruct, text only",
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+    Alias(
+        "smollm2-360m",
+        "llama",
+        "SmolLM2-360M-Instruct, text only",
+        hub_id="HuggingFaceTB/SmolLM2-360M-Instruct",
+    ),
+    Alias(
+        "smollm2-1.7b",
+        "llama",
+        "SmolLM2-1.7B-Instruct, text only",
+        hub_id="HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    ),
+    Alias(
+        "qwen2.5-0.5b",
+        "llama",
+        "Qwen2.5-0.5B-Instruct, text only",
+        hub_id="Qwen/Qwen2.5-0.5B-Instruct",
+    ),
+    Alias(
+        "tinyllama-1.1b",
+        "llama",
+        "TinyLlama-1.1B-Chat, text only",
+        hub_id="TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    ),
+)
+
+
+def find_alias(name: str) -> Alias | None:
+    """The alias of that name, or None."""
+    return next((a for a in ALIASES if a.name == name), None)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a hub could have something of this name, which no file or folder here has."""
+    return not exists(name) and not name.startswith(".") and _HUB_ID.fullmatch(name) is not None
+
+
+def check_known(model: str) -> None:
+    """OptionError for what is no alias, no folder and no id that a hub could have, and for a tiny model that is not
+    installed; nothing is opened."""
+    alias = find_alias(model)
+    if alias is not None and alias.bundled:
+        tiny_model(alias.bundled)
+    if alias is not None or is_folder(model):
+        return
+    if exists(model):
+        raise OptionError(f"{model} is a file; give the folder that holds config.json and the weights")
+    if not is_hub_id(model):
+        raise unknown_model(model)
+
+
+def unknown_model(name: str) -> OptionError:
+    """The error for a model that is no alias, folder or hub id; names the nearest aliases."""
+    names = [a.name for a in ALIASES]
+    near = (
+        difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        or [n for n in names if name and name in n][:3]
+    )
+    hint = f"did you mean {' or '.join(near)}?" if near else f"aliases are {', '.join(names)}"
+    return OptionError(f"unknown model {name!r:.200}: no alias, folder or hub id; {hint}")

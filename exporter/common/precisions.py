@@ -1,0 +1,26 @@
+"""Names of the types that bundles store weights in. No PyTorch is needed here."""
+
+from __future__ import annotations
+
+from ...runtime.common.errors import OptionError
+
+PRECISIONS = ("float32", "float16", "bfloat16")
+SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+INTEGERS = ("int8", "int4")
+"""Of matrices that drafts bring along."""
+
+
+def precision_name(value: str) -> str:
+    """float32, float16 or bfloat16 from what a user typed. Raises OptionError for anything else."""
+    name = SHORT.get(value, value)
+    if name in INTEGERS:
+        raise OptionError(
+            f"--precision {value} would change the model's answers; use float16 or bfloat16, and store drafts so with "
+            f"--draft-precision {value}"
+        )
+    if name not in PRECISIONS:
+        raise OptionError(
+            f"--precision {value!r:.40} is unknown; choose {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+        )
+    return name

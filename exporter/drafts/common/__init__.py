@@ -1,0 +1,1 @@
+"""What draft kinds share: folders, tensors, networks, parity."""

@@ -1,0 +1,88 @@
+"""The draft kind `eagle`: one decoder layer with keys and values of its own over [embedding, feature] (EAGLE, Li et al.,
+arXiv 2401.15077; its dynamic trees: EAGLE-2, arXiv 2406.16858).
+
+In a bundle it is the graph `eagle`, which reads the target's embedding table, final norm and, with `shared`, its LM head
+as weights that are stored once: see `docs/reference/graph-interfaces.md` for its inputs and outputs. Features that come from the
+target pass the final norm in the graph; those that the layer gave itself (`drafted`) are features already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..common.base import Run
+from ..common.published import PublishedKind, rotary_notices
+from . import eagle_checkpoint
+from .eagle_network import EagleConfig, EagleNetwork
+from .layer_draft import LayerDraft, traced_layer
+from .speculators_format import Verifier, model_type, of_verifier, read_eagle
+from .speculators_format import eagle_checkpoint as as_speculators
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...families.common.base import Family, GraphSpec
+    from ...graphs.traced_module import Template
+    from ...graphs.weights import WeightStore
+    from ...parity.capture import Captured
+
+D2T = "eagle.d2t"
+"""Name in the manifest's `tensors` of a trimmed vocabulary's ids."""
+
+
+@dataclass(kw_only=True)
+class EagleDraft(LayerDraft):
+    """A trained layer."""
+
+    network: EagleNetwork
+
+    kind = role = "eagle"
+
+    @classmethod
+    def untrained(cls, options: Mapping[str, Any]) -> EagleNetwork:
+        return EagleNetwork(EagleConfig(**options))
+
+    @property
+    def drafter(self) -> EagleNetwork:
+        return self.network
+
+    def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
+        return [self.layer_graph(store, family)]
+
+    def traced(self) -> Template:
+        from ...graphs.traced_module import TraceInput
+
+        shape = ("batch", "width", self.network.config.hidden_size)
+        rows = [TraceInput("embedded", shape), TraceInput("features", shape)]
+        return traced_layer(self.network, lambda net: net, rows, EagleNetwork.joined)
+
+    def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return as_speculators(self.network, verifier)
+
+    def parity(
+        self, graph: str, run: Run, captures: Sequence[Captured]
+    ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+        for captured in captures:
+            yield from self.layer_parity(run, captured)
+
+
+class EagleKind(PublishedKind):
+    """See the module."""
+
+    name = EagleDraft.kind
+    title = "a layer with its own keys and values that goes on from the last features"
+    draft_length = 3
+    draft = EagleDraft
+
+    def is_published(self, folder: Path) -> bool:
+        return model_type(folder) == "eagle" or eagle_checkpoint.is_published(folder)
+
+    def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
+        if model_type(folder) is None:
+            return eagle_checkpoint.read_published(folder), {"notices": rotary_notices(folder)}
+        return read_eagle(folder), {**of_verifier(folder), "notices": rotary_notices(folder)}

@@ -1,0 +1,96 @@
+"""EAGLE-1 and EAGLE-2 checkpoints as they are published (github.com/SafeAILab/EAGLE): `config.json` of a Llama with one
+layer, and `model.safetensors` or `pytorch_model.bin`.
+
+Keys are `fc.weight [E, 2E]` (with `fc.bias`), `layers.0.self_attn.{q,k,v,o}_proj.weight` (queries, keys and values of a
+draft for Qwen2 with `.bias`),
+`layers.0.mlp.{gate,up,down}_proj.weight` and `layers.0.post_attention_layernorm.weight`, sometimes below `model.`; there is
+no norm before attention or at the end, and no LM head: it is the target's. `embed_tokens.weight [V, E]` is a copy of the
+target's table, which is read in its place. `config.json` has the target's V; it says nothing else of the target.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...checkpoint.small_files import read_weights
+from ..common.published import (
+    CONFIG,
+    TABLE,
+    WEIGHTS,
+    filled,
+    find_weights,
+    layer_shape,
+    matrix,
+    read_config,
+    read_names,
+)
+from .eagle_network import EagleConfig, EagleNetwork
+
+PREFIX = "model."
+ADAPTOR = "imadpt.q"
+"""A tensor that only ViSpec's checkpoints have (`vispec_checkpoint`)."""
+WIDE = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
+"""Tensors that only EAGLE-3's have (`eagle3_checkpoint`)."""
+BUFFERS = tuple(
+    f"rotary_emb.{name}" for name in ("inv_freq", "original_inv_freq", "cos_cached", "sin_cached")
+)
+"""Older versions of transformers stored the frequencies of rotary positions, which follow from `config.json`."""
+
+
+def is_published(folder: Path) -> bool:
+    """Whether `folder` looks like such a checkpoint: a Llama of one layer, without more that it reads."""
+    return has_one_layer(folder) and not names_in(folder) & {ADAPTOR, *WIDE}
+
+
+def has_one_layer(folder: Path) -> bool:
+    """Whether it is that of a Llama of one layer."""
+    path = folder / CONFIG
+    if find_weights(folder, WEIGHTS) is None or not path.is_file():
+        return False
+    return read_config(path).get("num_hidden_layers") == 1
+
+
+def names_in(folder: Path) -> set[str]:
+    """Names of the checkpoint's tensors, without the prefix; none where the file cannot be read."""
+    path = find_weights(folder, WEIGHTS)
+    return set() if path is None else {name.removeprefix(PREFIX) for name in read_names(path)}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The checkpoint's tensors, names without the prefix. Raises ExportError where the file cannot be read."""
+    tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(path).items()}
+    return {name: value for name, value in tensors.items() if not name.endswith(BUFFERS)}
+
+
+def read_published(folder: Path) -> EagleNetwork:
+    """The layer in float32. Raises ExportError naming the first thing that does not fit."""
+    path, config, tensors = read_layer(folder, "EAGLE-1 or EAGLE-2")
+    with torch.device("meta"):
+        network = EagleNetwork(config)
+    return filled(network, tensors, path, "one layer of EAGLE-1 or EAGLE-2")
+
+
+def read_layer(folder: Path, what: str) -> tuple[Path, EagleConfig, dict[str, Tensor]]:
+    """(file of the weights, shape of the layer, its tensors and whatever lies beside them) of a checkpoint of `what`.
+
+    Raises ExportError naming the first thing that does not fit.
+    """
+    document = read_config(folder / CONFIG)
+    path = find_weights(folder, WEIGHTS)
+    assert path is not None, "ask is_published first"
+    tensors = read_tensors(path)
+    tensors.pop(TABLE, None)  # read in its place is the target's, however many rows of padding this one has
+    matrix(path, tensors, "fc.weight", f"layer of {what}")
+    config = layer_shape(
+        folder / CONFIG,
+        document,
+        tensors,
+        "layers.0.",
+        EagleConfig,
+        fc_bias="fc.bias" in tensors,
+        qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
+    )
+    return path, config, tensors

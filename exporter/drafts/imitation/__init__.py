@@ -1,0 +1,1 @@
+"""The imitation draft of FastVLM."""

@@ -1,0 +1,1 @@
+"""What families, language models and vision towers share."""

@@ -1,0 +1,184 @@
+"""The frames of decoder graphs: the same inputs and outputs for every language model (docs/reference/graph-interfaces.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from ....runtime.bundle.interfaces import positions_shape
+from ...graphs.composer import Composer
+from ...graphs.traced_module import Template, TraceInput
+from ...graphs.weights import WeightRef, WeightStore
+from .base import DecoderShape, GraphSpec
+
+Named = Callable[[str], str]
+"""A parameter of a traced module → the checkpoint's tensor."""
+
+Prologue = tuple[Template, Named]
+"""Computed from `positions` at the start of a segment: `cos` and `sin` that its layers share, or `hidden_out`, the rows
+with a learned table of positions added."""
+
+
+def layer_inputs(shape: DecoderShape) -> list[TraceInput]:
+    """What one decoder layer of this shape takes while it is traced, in this order."""
+    cache = ("batch", shape.num_kv_heads, "cache", shape.head_dim)
+    dtype = torch.bool if shape.mask_dtype == "bool" else torch.float32
+    inputs = [TraceInput("hidden", ("batch", "width", shape.hidden_size))]
+    if shape.position in ("rotary", "mrope"):
+        inputs += [TraceInput(name, ("batch", "width", shape.head_dim // 2)) for name in ("cos", "sin")]
+    inputs += [
+        TraceInput("write_indices", ("batch",), torch.int64),
+        TraceInput("attn_mask", ("batch", shape.mask_heads, "width", "cache"), dtype),
+        TraceInput("key_cache", cache),
+        TraceInput("value_cache", cache),
+    ]
+    if shape.cross_attention:
+        cross = ("batch", shape.num_heads, "source", shape.head_dim)
+        inputs.append(TraceInput("cross_mask", ("batch", 1, "width", "source"), torch.bool))
+        inputs += [TraceInput(name, cross) for name in ("cross_key", "cross_value")]
+    return inputs
+
+
+def build_segment(
+    store: WeightStore,
+    index: int,
+    first: int,
+    last: int,
+    shape: DecoderShape,
+    layer: Callable[[int], tuple[Template, Named]],
+    prologue: Prologue | None = None,
+) -> GraphSpec:
+    """One segment [first, last). `layer(i)` gives a layer's template and its checkpoint names; `prologue` is computed
+    from `positions` in every segment that takes them (`positions_shape`)."""
+    graph = Composer(f"segment.{index}", store, "segment", (first, last))
+    _compose_layers(graph, shape, range(first, last), range(first, last), layer, prologue)
+    return GraphSpec(f"segment.{index}", "segment", graph.model(), (first, last))
+
+
+def build_skipped(
+    store: WeightStore,
+    shape: DecoderShape,
+    layer: Callable[[int], tuple[Template, Named] | None],
+    attention: Sequence[int],
+    prologue: Prologue | None = None,
+) -> GraphSpec:
+    """The graph `skipped`: what is left of all layers where sublayers are left out. `layer(i)` is as of a segment, None
+    where nothing is left; a template without attention takes `hidden` alone. `attention` are the layers that attend."""
+    graph = Composer("skipped", store, "skipped")
+    _compose_layers(graph, shape, range(shape.num_layers), attention, layer, prologue)
+    return GraphSpec("skipped", "skipped", graph.model())
+
+
+def _compose_layers(
+    graph: Composer,
+    shape: DecoderShape,
+    layers: Sequence[int],
+    attention: Sequence[int],
+    layer: Callable[[int], tuple[Template, Named] | None],
+    prologue: Prologue | None,
+) -> None:
+    """Inputs, nodes and outputs of `layers` one after the other; those of `attention` have keys and values."""
+    hidden = graph.input("hidden")
+    shared: dict[str, ir.Value] = {}
+    if positions_shape(shape.position, layers[0]) is not None:
+        assert prologue is not None, f"position kind {shape.position!r} needs a prologue"
+        template, names = prologue
+        given = {"hidden": hidden, "positions": graph.input("positions")}
+        shared = graph.call(template, "positions", {n: given[n] for n in template.inputs}, names)
+        hidden = shared.pop("hidden_out", hidden)
+    shared["write_indices"] = graph.input("write_indices")
+    shared["attn_mask"] = graph.input("attn_mask")
+    kinds = ["key_cache", "value_cache"]
+    if shape.cross_attention:
+        shared["cross_mask"] = graph.input("cross_mask")
+        kinds += ["cross_key", "cross_value"]
+    per_layer = {kind: {i: graph.input(f"{kind}.{i}") for i in attention} for kind in kinds}
+    updated: dict[str, dict[int, ir.Value]] = {"key_cache": {}, "value_cache": {}}
+    for i in layers:
+        found = layer(i)
+        if found is None:
+            continue
+        template, names = found
+        inputs = {"hidden": hidden, **shared}
+        inputs |= {kind: values[i] for kind, values in per_layer.items() if i in values}
+        result = graph.call(template, f"layer.{i}", inputs, names)
+        hidden = result["hidden_out"]
+        for kind, values in updated.items():
+            if i in attention:
+                values[i] = result[f"updated_{kind}"]
+    graph.output("hidden_out", hidden)
+    for kind, values in updated.items():
+        for i, value in values.items():
+            graph.output(f"updated_{kind}.{i}", value)
+
+
+def build_cross_kv(
+    store: WeightStore, shape: DecoderShape, layer: Callable[[int], tuple[Template, Named]]
+) -> GraphSpec:
+    """The `cross_kv` graph: keys and values of every layer's cross-attention over the source rows.
+
+    A template of `layer(i)` takes `encoder_states` [batch, source, E] and gives `key` and `value`.
+    """
+    graph = Composer("cross_kv", store, "cross_kv")
+    states = graph.input("encoder_states")
+    results = []
+    for i in range(shape.num_layers):
+        template, names = layer(i)
+        results.append(graph.call(template, f"layer.{i}", {"encoder_states": states}, names))
+    for kind in ("key", "value"):
+        for i, result in enumerate(results):
+            graph.output(f"cross_{kind}.{i}", result[kind])
+    return GraphSpec("cross_kv", "cross_kv", graph.model())
+
+
+def build_embed(store: WeightStore) -> GraphSpec:
+    """The `embed` graph; the table is an input as it is stored, bound from the weights file."""
+    graph = Composer("embed", store, "embed")
+    graph.output("hidden", embeddings(graph))
+    return GraphSpec("embed", "embed", graph.model())
+
+
+def embeddings(graph: Composer, ids: str = "token_ids") -> ir.Value:
+    """Declares the inputs `ids` and `embedding_table`; the rows [batch, width, E] of the ids."""
+    tokens, table = graph.input(ids), graph.input("embedding_table")
+    rows = graph.node("Gather", [table, tokens], "gather", axis=0)
+    return (
+        rows
+        if table.dtype == ir.DataType.FLOAT
+        else graph.node("Cast", [rows], "widened", to=ir.DataType.FLOAT)
+    )
+
+
+@dataclass(frozen=True)
+class FinalNorm:
+    """What stands between the last layer's rows [.., `width`] and the LM head: a norm, and in some models a scale."""
+
+    template: Template
+    names: Named
+    width: int
+    scale: float = 1.0
+
+    def hidden_states(self, graph: Composer) -> ir.Value:
+        """Declares the inputs `hidden` and `row_index`; the rows that those select, [rows, width], normalised."""
+        hidden, index = graph.input("hidden"), graph.input("row_index")
+        flat = graph.node("Reshape", [hidden, graph.constant(np.array([-1, self.width], np.int64))], "flat")
+        return self.applied(graph, graph.node("Gather", [flat, index], "rows", axis=0))
+
+    def applied(self, graph: Composer, hidden_states: ir.Value) -> ir.Value:
+        """`rows` [.., width], normalised and scaled."""
+        normed = graph.call(self.template, "norm", {"hidden": hidden_states}, self.names)["hidden_out"]
+        if self.scale == 1.0:
+            return normed
+        return graph.node("Mul", [normed, graph.constant(np.array(self.scale, np.float32))], "scale")
+
+
+def build_head(store: WeightStore, norm: FinalNorm, table: WeightRef) -> GraphSpec:
+    """The `head` graph: rows are selected, normalised, perhaps scaled, and multiplied by the table [V, E]."""
+    graph = Composer("head", store, "head")
+    logits = graph.node("Gemm", [norm.hidden_states(graph), graph.weight(table)], "logits_gemm", transB=1)
+    graph.output("logits", logits)
+    return GraphSpec("head", "head", graph.model())

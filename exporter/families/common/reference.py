@@ -1,0 +1,122 @@
+"""Arguments for a transformers model: requests of one family, padded and stacked; the same for parity and training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ....runtime.common.errors import ExportError
+from .base import Family, ReferencePrompt
+from .sample_inputs import SENTENCE, odd_picture
+
+
+def collate(
+    family: Family,
+    prompts: Sequence[ReferencePrompt],
+    texts: Sequence[Sequence[int]] | None = None,
+    *,
+    left: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Arguments of the model's `forward` over `texts` behind the prompts, or without texts of its `generate`.
+
+    What the decoder reads is padded on the right, where causal attention never sees it from a real row; with `left` on
+    the left, as `generate` wants it. A text encoder's prompts are masked and padded on the right.
+    """
+    arguments: dict[str, torch.Tensor] = {}
+    seen = [p.vision for p in prompts if p.vision is not None]  # some may be text alone
+    for name in dict.fromkeys(name for vision in seen for name in vision):
+        arguments[name] = torch.cat([vision[name] for vision in seen if name in vision])
+    decoded = [decoder_prefix(p) for p in prompts]
+    rows = [(*ids, *text) for ids, text in zip(decoded, texts or [()] * len(prompts), strict=True)]
+    if prompts[0].decoder_ids is None:
+        arguments["input_ids"], arguments["attention_mask"] = padded(rows, pad_id(family), left)
+        return arguments | family.forward_arguments(arguments["input_ids"])
+    if prompts[0].input_ids:
+        found = padded([p.input_ids for p in prompts], pad_id(family))
+        arguments["input_ids"], arguments["attention_mask"] = found
+    if texts is not None or len(decoded[0]) > 1:  # `generate` starts with the start token by itself
+        arguments["decoder_input_ids"], _ = padded(rows, pad_id(family))
+    return arguments
+
+
+def decoder_prefix(prompt: ReferencePrompt) -> tuple[int, ...]:
+    """What the decoder reads before the first token of an answer."""
+    return prompt.input_ids if prompt.decoder_ids is None else prompt.decoder_ids
+
+
+def pad_id(family: Family) -> int:
+    """A token to fill short rows with: which one does not matter, for it is masked or behind every real row."""
+    for name in ("pad_token_id", "eos_token_id"):
+        found = getattr(family.checkpoint.tokenizer, name, None)
+        if found is not None:
+            return found
+    return 0
+
+
+def padded(
+    length: Sequence[Sequence[int]], pad: int, left: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, mask), both int64 [B, longest]."""
+    width = max(map(len, length))
+    ids = torch.full((len(length), width), pad, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for b, row in enumerate(length):
+        place = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[b, place] = torch.tensor(row, dtype=torch.long)
+        mask[b, place] = 1
+    return ids, mask
+
+
+def random_inputs(family: Family, seed: int, length: int, pictures: bool = True) -> dict[str, torch.Tensor]:
+    """See `Family.reference_inputs`."""
+    generator = torch.Generator().manual_seed(seed)
+    allowed = torch.tensor(_ordinary(family, range(family.language.embedding.shape[0])))
+
+    def draw(count: int) -> tuple[int, ...]:
+        return tuple(allowed[torch.randint(len(allowed), (count,), generator=generator)].tolist())
+
+    crossing = family.decoder.cross_attention
+    prompts = []
+    for short in (0, 3):
+        drawn = None if family.vision is None or not pictures else family.vision.random(generator)
+        vision, image_rows = drawn or (None, 0)
+        slots = () if family.image_token_id is None else (family.image_token_id,) * image_rows
+        if not crossing:
+            prompts.append(ReferencePrompt((*slots, *draw(_limit(family, length, len(slots)))), vision))
+            continue
+        ids = (*slots, *draw(length - short)) if family.encoder() is not None else ()
+        prompts.append(ReferencePrompt(ids, vision, (family.decoder_start or 0,)))
+    texts = [draw(_limit(family, length, 1) - 1) if crossing else () for _ in prompts]
+    return collate(family, prompts, texts)
+
+
+def realistic_inputs(family: Family, seed: int, length: int) -> dict[str, torch.Tensor]:
+    """See `Family.reference_inputs`."""
+    image = None if family.vision is None else odd_picture(seed)
+    words = SENTENCE.split()
+    prompt = family.reference_prompt(image, " ".join(words[:6]))
+    written = f"{' '.join(words[6:])} {SENTENCE * (1 + length // 8)}"
+    ids = _ordinary(family, family.checkpoint.tokenizer(written, add_special_tokens=False)["input_ids"])
+    used = len(decoder_prefix(prompt))
+    count = _limit(family, used + length - 1, 0) - used
+    if len(ids) < count:
+        raise ExportError(
+            f"the tokenizer of {family.checkpoint.folder} turns a sentence into {len(ids)} tokens; is it the model's own?"
+        )
+    return collate(family, [prompt], [ids[:count]])
+
+
+def _limit(family: Family, length: int, before: int) -> int:
+    """`rows`, or as many as a table of positions has left behind `before` others."""
+    most = family.decoder.max_positions
+    return length if most is None else min(length, most - before)
+
+
+def _ordinary(family: Family, ids: Any) -> list[int]:
+    """The ids that neither end a text nor stand for something else."""
+    barred = {*family.checkpoint.tokenizer.all_special_ids, family.image_token_id}
+    ends = family.checkpoint.generation_config.get("eos_token_id")
+    barred |= set(ends) if isinstance(ends, list) else {ends}
+    return [i for i in ids if i not in barred]

@@ -1,0 +1,125 @@
+"""From a request to a checked model and the manifest's first half: no graph is traced and nothing is written.
+
+Everything that is cheap to refuse is refused here: options, output, configuration, tokenizer, special tokens, image
+settings, shapes, sample requests, activations, TensorRT, disk space. `identify` then reads every weight once, for the fingerprint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...runtime.bundle.manifest import Manifest
+from ...runtime.common.errors import OptionError
+from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ..common.lengths import check_length
+from ..drafts.selection import DraftSelection, select_drafts, set_precisions
+from ..families.common.base import Family
+from ..families.registry import family_for
+from ..output import check_output, check_space
+from .checks import check_early, estimated_bytes
+from .describe import describe
+from .generation import generation_notices
+from .links import check_links
+from .request import ROUND, TEXT, BuildRequest
+
+if TYPE_CHECKING:
+    from ..tensorrt import PlanOptions
+
+
+@dataclass
+class Prepared:
+    """A checked request. `manifest` has everything but graphs, tensors, weights, parity, plans and files."""
+
+    request: BuildRequest
+    checkpoint: Checkpoint
+    family: Family
+    selection: DraftSelection
+    manifest: Manifest
+    plans: PlanOptions | None
+
+    @property
+    def cuts(self) -> list[int]:
+        """Where the decoder is cut."""
+        return self.manifest.decoder.cuts
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines for the user."""
+        return [
+            *self.checkpoint.notices,
+            *self.selection.notices,
+            *generation_notices(self.manifest.generation.to_dict()),
+        ]
+
+
+def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
+    """Finds the model and the drafts and checks all that is cheap; raises the error that the user should read.
+
+    Without `write` (a dry run) the output and its disk are not looked at. Of a hub model only its description is
+    fetched: configuration, tokenizer, headers of the weights.
+    """
+    request.check()
+    if write:
+        check_output(request.output, request.force)
+    checkpoint = open_checkpoint(request.model, weights=False, adapter=request.adapter)
+    checkpoint.max_pixels = request.max_pixels
+    family = family_for(checkpoint)
+    if request.max_pixels is not None and (family.vision is None or not family.vision.scales):
+        raise OptionError(
+            f"--max-pixels {request.max_pixels}: this model reads no pictures of any size; leave it out"
+        )
+    if request.max_length is None:
+        request = request.model_copy(update={"max_length": _length(request, family)})
+    check_length(request.length, family.max_positions, family.needed_embeds)
+    selection = select_drafts(
+        request.model,
+        checkpoint.alias,
+        request.drafts,
+        request.draft_layer,
+        family.decoder.num_layers,
+        request.skip,
+    )
+    set_precisions(selection, request.draft_precision)
+    plans = _plan_options(request, family, selection)
+    manifest = describe(request, checkpoint, family, selection)
+    prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
+    check_early(prepared)
+    if request.link_weights:
+        check_links(checkpoint.tensors, manifest.weights_dtype, request.output)
+    if write:
+        check_space(request.output, estimated_bytes(prepared), "about ")
+    return prepared
+
+
+def _length(request: BuildRequest, family: Family) -> int:
+    """What `BuildRequest.max_length` says of None."""
+    rows = family.needed_embeds
+    if request.max_pixels is not None and family.vision is not None:
+        rows = family.vision.max_hidden or rows
+    length = TEXT if rows <= ROUND else -(-(TEXT + rows) // ROUND) * ROUND
+    return length if family.max_positions is None else min(length, family.max_positions)
+
+
+def identify(prepared: Prepared) -> None:
+    """Fetches the weights where they are not here yet, and reads them for the manifest's fingerprint, which every
+    trained draft must know."""
+    if prepared.checkpoint.fetch():
+        prepared.family = family_for(prepared.checkpoint)
+    found = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
+    shape = prepared.family.decoder
+    for draft in prepared.selection.drafts:
+        draft.check_family(prepared.family)
+        draft.check_target(prepared.request.model, found, shape.num_layers, shape.hidden_size)
+
+
+def _plan_options(request: BuildRequest, family: Family, selection: DraftSelection) -> PlanOptions | None:
+    """The TensorRT plans that were asked for; raises when they cannot be built here."""
+    if request.backend is None:
+        return None
+    from ..tensorrt.options import PlanOptions, check_drafts, resolve
+
+    options = PlanOptions(request.backend, request.target, request.plan_precision, request.lowering)
+    wanted = resolve(options, family.decoder_name, request.precision)
+    check_drafts(wanted, selection.precisions)
+    return options

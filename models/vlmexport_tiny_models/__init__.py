@@ -1,0 +1,1 @@
+"""Tiny models and their drafts for vlmexport: files, no code."""

@@ -1,0 +1,126 @@
+"""The training of a decoder: rows of the frozen image side, texts drawn anew for every step, no deep supervision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vlmexport.calibration.data.scenes.scene import TRAIN, VALIDATION
+
+from ..precision import computing, dtype_of
+from .ahead import drawn_ahead
+from .batches import Batch, Batches
+from .captioner import LONGEST, Captioner
+from .checks import Checks
+from .long_run import LongRun
+from .loop import Part, Schedule, learning, run_steps
+from .rows import image_rows
+
+
+@dataclass(frozen=True)
+class DecoderStage:
+    """What of a training does not depend on the model.
+
+    Args:
+        steps, lr, stop_at, check_every: see `Schedule`.
+        pictures: training scenes; each is used plain and mirrored.
+        captions, questions: of a step; questions only where the model answers any. seed: of weights, scenes and draws.
+        precision: see `recipes.precision`.
+        checked: validation scenes of a check.
+        save_every: seconds between two saves of the state.
+        device: "cpu" or "cuda", of the rows and the steps; for captioners that compute where their model lies. workers: processes
+            that draw batches for a GPU. Neither changes what is drawn.
+        answers: weight of the answers' loss; that of the captions is 1. optimizer: see `Schedule`.
+    """
+
+    steps: int
+    pictures: int = 64_000
+    captions: int = 64
+    questions: int = 64
+    lr: float = 3e-3
+    seed: int = 0
+    precision: str = "auto"
+    stop_at: int | None = None
+    check_every: int = 250
+    checked: int = 128
+    save_every: float = 300.0
+    device: str = "cpu"
+    workers: int = 1
+    answers: float = 0.3
+    optimizer: str = "muon"
+
+    def train(
+        self,
+        out: Path,
+        captioner: Captioner,
+        frozen: tuple[str, ...],
+        begun: dict[str, Any],
+        save: Callable[[Any, Any, Path, int], None],
+        prompts: Sequence[str] = (),
+        shown: np.ndarray | None = None,
+    ) -> int:
+        """Runs or continues the training; returns the step that was reached, 0 where it was stopped before the first.
+
+        `out` receives ``data`` (image rows), ``state.pt``, ``log.jsonl`` and, at every check, ``model``.
+
+        Args:
+            captioner: with the model as it begins. frozen: what names of parameters begin with that do not learn.
+            begun: names and values of the settings that say what the model began with; the first is of its image side.
+            save: of the recipe: (model, tokenizer, folder, longest caption). prompts: see `Batches`.
+            shown: the pictures, where they are rendered already: uint8 (pictures, side, side, 3).
+
+        Raises:
+            OptionError: see `LongRun`.
+        """
+        dtype, model, asks = dtype_of(self.precision, self.device), captioner.model, captioner.asks
+        settings = {
+            "steps": self.steps,
+            **begun,
+            "pictures": self.pictures,
+            "captions": self.captions,
+            **({"questions": self.questions} if asks else {}),
+            "lr": self.lr,
+            "optimizer": self.optimizer,
+            "seed": self.seed,
+            "vocabulary": len(captioner.tokenizer),
+        }
+        indices = TRAIN[: self.pictures]
+        with LongRun(out, settings, self.save_every) as run:
+            model.to(self.device)
+            origin = next(iter(begun.values()))
+            path = out / "data" / f"rows-{origin}-{self.seed}-{self.pictures}.f16"
+            rows = image_rows(path, captioner, self.seed, indices, lambda: run.stopping, shown=shown)
+            if rows is None:
+                return 0
+            batches = Batches(captioner, self.seed, indices, self.captions, self.questions, prompts)
+            checks = Checks(captioner, self.seed, VALIDATION[: self.checked])
+            parts = [
+                ("caption", 1.0, batches.told),
+                *([("answer", self.answers, batches.asked)] if asks else []),
+            ]
+            trained = learning(model, frozen)
+
+            def draw(step: int) -> list[Batch]:
+                return [one(step) for _, _, one in parts]
+
+            last = min(self.steps, self.stop_at or self.steps)
+            drawn = drawn_ahead(draw, last, self.workers if self.device == "cuda" else 0)
+
+            def losses(step: int) -> Iterator[Part]:
+                for (name, weight, _), batch in zip(parts, drawn(step), strict=True):
+                    with computing(dtype, self.device):
+                        seen = torch.from_numpy(rows[batch.rows]).float()
+                        loss = captioner.loss(seen, batch.prompts, batch.targets)
+                    yield {name: (weight, loss)}
+
+            def check() -> dict[str, Any]:
+                found = checks.figures()
+                save(model, captioner.tokenizer, out / "model", LONGEST)
+                return found
+
+            plan = Schedule(self.steps, self.lr, self.stop_at, self.check_every, self.optimizer)
+            return run_steps(run, plan, model, trained, losses, check, dtype)

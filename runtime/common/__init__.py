@@ -1,0 +1,1 @@
+"""What every folder of the runtime uses, and what uses none of them."""

@@ -1,0 +1,89 @@
+"""Extras of the package: which are here, and the command that adds one to this very installation.
+
+The command follows where the package was installed from (PEP 610's `direct_url.json`): a checkout, a wheel, a version
+control system, or, where nothing is recorded, an index. It is therefore right before and after the package is on one.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from .errors import OptionError
+
+PACKAGE = "vlmexport"
+
+_EXPORT = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic")
+
+MODULES = {
+    "export": _EXPORT,
+    "adapter": (*_EXPORT, "peft"),
+    "train": (*_EXPORT, "accelerate"),
+    "search": (*_EXPORT, "accelerate", "optuna"),
+    "eval": ("matplotlib",),
+    "captions": ("pycocoevalcap",),
+    "data": ("datasets",),
+    "video": ("av",),
+    "compile": ("onnx", "onnx_ir", "ml_dtypes"),
+}
+"""Extra → modules without which its commands cannot run (tensorboard, which [train] also brings, they can do without).
+
+The first extra that lists a module is the least that installs it."""
+
+
+def need_extra(extra: str, what: str) -> None:
+    """OptionError, naming the extra and the command that installs it, unless its modules are here.
+
+    `what` needs it: "`vlmexport build`", say. Nothing is imported.
+    """
+    missing = [name for name in MODULES[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise OptionError(
+            f"{what} needs the extra [{extra}] ({', '.join(missing)} {verb} missing): {install_command(extra)}"
+        )
+
+
+def install_command(extra: str) -> str:
+    """The pip command that adds `extra` to this installation."""
+    return command_for(extra, origin())
+
+
+def origin() -> dict[str, Any]:
+    """What `direct_url.json` holds: where this package was installed from; {}: nothing is recorded."""
+    try:
+        text = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json")
+        found = json.loads(text) if text else {}
+    except (importlib.metadata.PackageNotFoundError, json.JSONDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def folder_of(url: str) -> Path | None:
+    """The file or folder that a `file:` URL names; None of another."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def command_for(extra: str, origin: dict[str, Any]) -> str:
+    """As `install_command`, for what `direct_url.json` holds ({}: nothing)."""
+    url = str(origin.get("url") or "")
+    if "vcs_info" in origin:
+        source = f"{PACKAGE}[{extra}] @ {origin['vcs_info'].get('vcs', 'git')}+{url}"
+        return f"pip install {shlex.quote(source)}"
+    if not url:
+        return f"pip install '{PACKAGE}[{extra}]'"
+    place = folder_of(url)
+    if place is None:
+        source = f"{PACKAGE}[{extra}] @ {url}"
+        return f"pip install {shlex.quote(source)}"
+    if not place.exists():
+        return f"pip install '.[{extra}]' in a checkout of {PACKAGE} (that of this installation, {place}, is gone)"
+    options = ["-c", str(place / "constraints.txt")] if (place / "constraints.txt").is_file() else []
+    options += ["-e"] if (origin.get("dir_info") or {}).get("editable") else []
+    return shlex.join(["pip", "install", *options]) + f" {shlex.quote(f'{place}[{extra}]')}"

@@ -1,0 +1,91 @@
+"""Token ids to rows: from the memory-mapped table where the host can write them, else by the `embed` graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..common.bfloat16 import widen
+from ..common.errors import PromptError
+from ..engines.base import DTYPES, Call, Engine, View
+from ..engines.buffers import HostBuffer
+
+PROBES = 16
+"""Ids that decide whether the `embed` graph is a plain look-up."""
+
+
+class Embedding:
+    """Rows of token ids, in the dtype that the engine's graphs take.
+
+    One memory-mapped row into a bound buffer takes a quarter of the time of running a graph for it; that way is taken
+    (`lookup`) only on engines in host memory and when the graph is a plain look-up, which the first ids decide.
+    """
+
+    def __init__(
+        self, engine: Engine, table: np.ndarray, hidden: HostBuffer, max_tokens: int, most_of_prompt: int
+    ):
+        """`table` [V, E] as stored; `hidden` receives rows, at most `most_rows` of them, of a prompt `most_of_prompt` at
+        a time."""
+        self._engine, self._table, self._hidden = engine, table, hidden
+        self._most = most_of_prompt
+        self.dtype = engine.dtype("embed", "hidden")
+        self.constant = engine.constant("embedding_table", table)
+        """The table [V, E] as stored, where the engine has it."""
+        self._tokens = HostBuffer(engine, "token_ids", max_tokens, "int64")
+        self.lookup = False
+        self.table: np.ndarray | None = None
+        """The table itself where its rows can be copied as they are: `lookup` in the dtype of the graphs."""
+        if engine.host_memory:
+            probe = np.linspace(0, len(table) - 1, min(PROBES, max_tokens), dtype=np.int64)
+            self.lookup = np.array_equal(self._by_graph(probe), self._by_table(probe))
+            if self.lookup and table.dtype == DTYPES[self.dtype]:
+                self.table = table
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return len(self._table)
+
+    def check(self, ids: np.ndarray) -> None:
+        """Raise `PromptError` for ids outside the vocabulary."""
+        if ids.size and not 0 <= ids.min() <= ids.max() < len(self._table):
+            bad = int(ids[(ids < 0) | (ids >= len(self._table))][0])
+            raise PromptError(f"token id {bad} is outside the vocabulary of {len(self._table)}")
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """Rows [n, E] of int64 ids [n]. Raises `PromptError` for ids outside the vocabulary."""
+        self.check(ids)
+        return self._by_table(ids) if self.lookup else self._by_graph(ids)
+
+    def fill(self, out: np.ndarray, tokens: Sequence[int]) -> None:
+        """Rows of `tokens` [n] into `out` [n, E], the host side of `hidden`; `lookup` only."""
+        if self.table is None:
+            out[...] = self._by_table(np.asarray(tokens, np.int64))
+        else:
+            self.table.take(tokens, 0, out, "clip")
+
+    def run(self, tokens: Sequence[int], shape: tuple[int, int]) -> None:
+        """Run the graph on `tokens` as [batch, width]; the rows are then in `hidden` on the engine's side."""
+        self._tokens.host((len(tokens),))[:] = tokens
+        self._tokens.push(shape)
+        self.bind(self._tokens.view(shape)).run()
+
+    def bind(self, tokens: View) -> Call:
+        """The graph on ids int64 [batch, width] that lie with the engine; the rows are then in `hidden`."""
+        inputs = {"token_ids": tokens, "embedding_table": self.constant}
+        return self._engine.bind("embed", inputs, {"hidden": self._view(tokens.shape)})
+
+    def _view(self, shape: tuple[int, ...]) -> View:
+        return self._hidden.view((*shape, self._table.shape[1]))
+
+    def _by_graph(self, ids: np.ndarray) -> np.ndarray:
+        out = np.empty((len(ids), self._table.shape[1]), DTYPES[self.dtype])
+        for start in range(0, len(ids), self._most):
+            part = ids[start : start + self._most]
+            self.run(part.tolist(), (1, len(part)))
+            out[start : start + len(part)] = self._engine.read(self._view((1, len(part))))[0]
+        return out
+
+    def _by_table(self, ids: np.ndarray) -> np.ndarray:
+        return widen(self._table[ids], DTYPES[self.dtype])

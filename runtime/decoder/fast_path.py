@@ -1,0 +1,62 @@
+"""A pass over a chain of one sequence, on an engine in host memory: everything that it looks up is looked up once.
+
+Plain decoding of a small model is a hundred such passes a second and more, drafting six times as many: what `Decoder`
+does in general (trees, batches, devices) is here done for the one case, in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .embedding import Embedding
+    from .encoder import Encoder
+    from .forward_pass import ForwardPass
+    from .masks import CausalMask
+
+ChainStep = Callable[[Sequence[int] | None, int], None]
+"""`step(tokens, start)`: run the pass over `tokens` (None: over the rows that lie there) from slot `start` on."""
+
+
+def embedding_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequence[int]], None]:
+    """Writes the rows of `tokens` [n] into `out` [n, E]; for an embedding that is a plain look-up."""
+    table = embedding.table
+    if table is None or len(out) > 1:
+        return lambda tokens: embedding.fill(out, tokens)
+    only = out[0]
+
+    def write(tokens: Sequence[int]) -> None:
+        only[...] = table[tokens[0]]
+
+    return write
+
+
+def chain_step(
+    run: ForwardPass,
+    masks: CausalMask,
+    encoder: Encoder | None,
+    fill: Callable[[Sequence[int]], None] | None,
+    positions: Callable[[int], None] | None,
+) -> ChainStep:
+    """The step of a prepared pass over one sequence. `fill` writes the rows of tokens, `positions` the positions from a
+    slot on, where the pass takes them."""
+    own, indices, width, rows = run.mask[0], run.indices, run.width, run.mask.shape[3]
+    seen = masks.seen(width, rows)
+    calls = [call.run for call in run.calls]
+
+    def step(tokens: Sequence[int] | None, start: int) -> None:
+        if encoder is not None and run.sources != encoder.version:
+            run.sources = encoder.write_mask(width, run.batch_index, 1)
+        if tokens is not None:
+            fill(tokens)  # type: ignore[misc]
+        indices[0] = start
+        own[...] = seen[start]
+        if positions is not None:
+            positions(start)
+        for call in calls:
+            call()
+
+    return step

@@ -1,0 +1,268 @@
+"""Key/value arenas: written in place by every graph, bound by address.
+
+The decoder's own arena holds `max_length + max_width` rows per sequence: a pass may write `max_width` rows beyond the
+longest sequence before the runtime lowers the length again. ONNX's `Attention` costs as much as the bound buffer is
+long, so on engines without a static cache a view of few rows is bound and re-strided when it grows. Cross-attention
+and drafts with layers of their own keep their keys and values in further arenas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import gcd
+
+import numpy as np
+
+from ..common.errors import CapacityError
+from ..engines.base import DTYPES, Buffer, Call, Engine, View
+
+BUCKET = 128
+"""Rows by which the bound view grows."""
+
+BATCH_BUCKET = 32
+"""The same where sequences are decoded together: they pay for unused rows each, and bind again once for all of them."""
+
+
+def cache_len_step(alignment: int, slot_bytes: int) -> int:
+    """Rows of which every multiple ends at an address that is a multiple of `alignment`."""
+    return alignment // gcd(alignment, slot_bytes)
+
+
+class KVArena:
+    """K and V of some layers for the sequences of a batch, and how many rows of each sequence are valid.
+
+    Layout of one layer while `rows` are bound: `[batch, heads, rows, head_dim]`, contiguous from the start of a buffer
+    of `max_batch × heads × capacity × head_dim` elements: sequences can join and leave without moving the others.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        dtype: str,
+        capacity: int,
+        max_batch: int = 1,
+        *,
+        bucket: int = BUCKET,
+        static: bool = False,
+        prefix: str = "",
+        beside: Sequence[tuple[int, int]] = (),
+    ):
+        """`prefix` comes before `key_cache.i` in the names of the buffers; the bound view has a multiple of `bucket`
+        rows, or, when `static`, always the whole capacity. With several sequences both are rounded up, so that each
+        begins at an address that the engine can bind. `beside`: (heads, head_dim) of further layers, whose rows come,
+        move and go with those of the first `layers`."""
+        shapes = [(heads, head_dim)] * layers + list(beside)
+        item = DTYPES[dtype].itemsize
+        # The alignment is a power of two, and so is each of these: the largest is a multiple of the others.
+        units = [cache_len_step(engine.alignment, each * size * item) for each, size in {*shapes}]
+        self._unit = 1 if max_batch == 1 else max(units)
+        capacity, bucket = self.aligned(capacity), self.aligned(bucket)
+        self.capacity, self.max_batch = capacity, max_batch
+        self.lengths = [0] * max_batch
+        """Valid rows per sequence; 0 beyond the first `batch`."""
+        self.batch = 1
+        self.rows = 0
+        """Rows per head in the bound views."""
+        self._engine, self._bucket, self._dtype, self._static = engine, bucket, dtype, static
+        self._beside: dict[str, Buffer] = {}
+        self._growths: dict[tuple[int, int, int], Sequence[Call]] = {}
+
+        def allocated(kind: str) -> list[Buffer]:
+            return [
+                engine.allocate(
+                    f"{prefix}{kind}_cache.{layer}", max_batch * each * capacity * size * item, zeroed=True
+                )
+                for layer, (each, size) in enumerate(shapes)
+            ]
+
+        self.keys, self.values = allocated("key"), allocated("value")
+        self._buffers = [*zip(self.keys, shapes, strict=True), *zip(self.values, shapes, strict=True)]
+        self._shapes = shapes
+        self.reset()
+
+    def aligned(self, cache_len: int) -> int:
+        """At least `rows` rows per head, with which every sequence begins at an address that the engine can bind."""
+        return -(-cache_len // self._unit) * self._unit
+
+    @property
+    def length(self) -> int:
+        """Longest valid length of the batch, in rows."""
+        return max(self.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+
+    def reset(self, batch: int = 1) -> None:
+        """Start with `batch` sequences that have nothing cached."""
+        if not 0 <= batch <= self.max_batch:
+            raise CapacityError(
+                f"batch of {batch} sequences; the session was loaded with max_batch={self.max_batch}"
+            )
+        self.batch = batch
+        self.lengths[:] = [0] * self.max_batch
+        self.rows = self.capacity if self._static else min(self._bucket, self.capacity)
+
+    def clear(self, batch_index: int) -> None:
+        """Zero the place of sequence `row`: it left numbers that are not finite, and 0 × NaN is NaN where rows are
+        masked."""
+        for buffer, shape in self._buffers:
+            own = self._view(buffer, shape, batch_index, 1)
+            self._engine.write(own, np.zeros(own.shape, DTYPES[self._dtype]))
+
+    def add(self) -> int:
+        """A further sequence with nothing cached; returns its place, the last one."""
+        if self.batch == self.max_batch:
+            raise CapacityError(f"the session decodes {self.max_batch} sequences together, not one more")
+        self.lengths[self.batch] = 0
+        self.batch += 1
+        return self.batch - 1
+
+    def remove(self, batch_index: int) -> None:
+        """Forget sequence `row`; the last one takes its place."""
+        last = self.batch - 1
+        if batch_index != last:
+            valid = self.lengths[last]
+            for buffer, shape in self._buffers:
+                target, source = self._view(buffer, shape, batch_index, 1), self._view(buffer, shape, last, 1)
+                if self._engine.host_memory:  # what lies behind the valid rows is finite, whoever's it was
+                    self._engine.read(target)[:, :, :valid] = self._engine.read(source)[:, :, :valid]
+                else:
+                    self._engine.copy(target, source).run()
+            self.lengths[batch_index] = self.lengths[last]
+        self.lengths[last] = 0
+        self.batch = last
+
+    def reserve(self, width: int, batch_index: int | None = None) -> bool:
+        """Make room for a pass of `width` new rows of sequence `row`, or of all; True when the bound views changed.
+
+        Raises `CapacityError` before anything is written when the pass would leave the buffers.
+        """
+        needed = (max(self.lengths) if batch_index is None else self.lengths[batch_index]) + width
+        if needed <= self.rows:
+            return False
+        if needed > self.capacity:
+            raise CapacityError(
+                f"a pass of width {width} at length {needed - width} needs {needed} rows, the buffers hold "
+                f"{self.capacity}; load the session with a larger max_length"
+            )
+        cache_len = -(-needed // self._bucket) * self._bucket
+        if not self._engine.host_memory:
+            # What is captured there, and copied to grow, is so for every length anew.
+            cache_len = max(cache_len, 2 * self.rows)
+        self._grow(min(cache_len, self.capacity))
+        return True
+
+    def advance(self, count: int, batch_index: int = 0) -> None:
+        """Declare `count` rows just written by a pass as valid."""
+        length = self.lengths[batch_index] + count
+        if count < 0 or length > self.capacity:
+            raise CapacityError(
+                f"sequence {batch_index} cannot grow by {count} rows to {length} of {self.capacity}"
+            )
+        self.lengths[batch_index] = length
+
+    def view(self, layer: int, batch_index: int = 0, batch: int | None = None) -> tuple[View, View]:
+        """Key and value views `[batch, heads, rows, head_dim]` of one layer, for sequences row..row + batch − 1."""
+        count, shape = self.batch - batch_index if batch is None else batch, self._shapes[layer]
+        keys, values = self.keys[layer], self.values[layer]
+        return self._view(keys, shape, batch_index, count), self._view(values, shape, batch_index, count)
+
+    def bindings(
+        self, first: int, end: int, batch_index: int = 0, batch: int | None = None
+    ) -> tuple[dict[str, View], dict[str, View]]:
+        """Inputs `key_cache.i value_cache.i` and outputs `updated_*` (same addresses) of layers first..end−1."""
+        inputs: dict[str, View] = {}
+        outputs: dict[str, View] = {}
+        for layer in range(first, end):
+            key, value = self.view(layer, batch_index, batch)
+            inputs[f"key_cache.{layer}"] = outputs[f"updated_key_cache.{layer}"] = key
+            inputs[f"value_cache.{layer}"] = outputs[f"updated_value_cache.{layer}"] = value
+        return inputs, outputs
+
+    def read(self, layer: int, batch_index: int = 0) -> Mapping[str, np.ndarray]:
+        """Copies of the valid rows of one sequence, `[heads, length, head_dim]`; for tests and tools."""
+        key, value = self.view(layer, batch_index, 1)
+        length = self.lengths[batch_index]
+        return {
+            "key": self._engine.read(key)[0, :, :length].copy(),
+            "value": self._engine.read(value)[0, :, :length].copy(),
+        }
+
+    def store(self, layer: int, batch_index: int, key: View, value: View) -> None:
+        """Copy `[1, heads, n, head_dim]` to the first n rows of a sequence (cross-attention, once per request)."""
+        engine, (heads, size) = self._engine, self._shapes[layer]
+        for target, source in zip(self.view(layer, batch_index, 1), (key, value), strict=True):
+            count = source.shape[2]
+            if engine.host_memory:
+                engine.read(target)[:, :, :count] = engine.read(source)
+                continue
+            for head in range(heads):  # on the device: the rows of a head lie together in both
+                to = target.buffer.view((count, size), self._dtype, target.offset + head * self.rows * size)
+                own = source.buffer.view((count, size), self._dtype, source.offset + head * count * size)
+                engine.copy(to, own).run()
+
+    def _view(self, buffer: Buffer, shape: tuple[int, int], batch_index: int, batch: int) -> View:
+        heads, size = shape
+        return buffer.view(
+            (batch, heads, self.rows, size), self._dtype, batch_index * heads * self.rows * size
+        )
+
+    def _grow(self, cache_len: int) -> None:
+        """Re-stride from `self.rows` to `rows` per head."""
+        if self._engine.host_memory:
+            for buffer, shape in self._buffers:
+                self._grow_here(buffer, shape, cache_len)
+        else:
+            for call in self._growth(cache_len):
+                call.run()
+        self.rows = cache_len
+
+    def _grow_here(self, buffer: Buffer, shape: tuple[int, int], cache_len: int) -> None:
+        """In the memory itself, last head first so that nothing is overwritten."""
+        old, (per_sequence, size) = self.rows, shape
+        heads, valid = self.batch * per_sequence, self.length
+        flat = self._engine.read(buffer.view((buffer.nbytes // DTYPES[self._dtype].itemsize,), self._dtype))
+        before = flat[: heads * old * size].reshape(heads, old, size)
+        after = flat[: heads * cache_len * size].reshape(heads, cache_len, size)
+        for head in range(heads - 1, 0, -1):
+            after[head, :valid] = before[head, :valid]  # numpy copies overlapping ranges safely
+        # Masked rows are multiplied by zero, and 0 × NaN would be NaN: nothing but finite values may stay.
+        after[:, valid:] = 0
+
+    def _growth(self, cache_len: int) -> Sequence[Call]:
+        """What does it on a device, where every request grows through the same lengths: whole heads, whatever of them is
+        valid, so that the calls are always the same."""
+        key = self.batch, self.rows, cache_len
+        found = self._growths.get(key)
+        if found is None:
+            calls = [
+                call for buffer, shape in self._buffers for call in self._grow_there(buffer, shape, cache_len)
+            ]
+            found = self._growths[key] = self._engine.repeated(calls)
+        return found
+
+    def _grow_there(self, buffer: Buffer, shape: tuple[int, int], cache_len: int) -> Iterator[Call]:
+        """Copies must not overlap: out of the way and back, over zeros."""
+        engine, old, (per_sequence, size), kind = self._engine, self.rows, shape, self._dtype
+        heads = self.batch * per_sequence
+        moved, zeros = (
+            self._aside(name, heads * count * size).view((heads * count * size,), kind)
+            for name, count in (("moved", old), ("zeros", cache_len))
+        )
+        yield engine.copy(moved, buffer.view(moved.shape, kind))
+        yield engine.copy(buffer.view(zeros.shape, kind), zeros)
+        for head in range(heads if old else 0):
+            source = moved.buffer.view((old, size), kind, head * old * size)
+            yield engine.copy(buffer.view((old, size), kind, head * cache_len * size), source)
+
+    def _aside(self, name: str, count: int) -> Buffer:
+        """Memory of the engine for `count` numbers beside the caches; zeros until somebody writes there."""
+        nbytes = count * DTYPES[self._dtype].itemsize
+        buffer = self._beside.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._beside[name] = self._engine.allocate(f"cache.{name}", nbytes, zeroed=True)
+        return buffer

@@ -1,0 +1,1 @@
+"""Prompt lookup: what followed the last tokens before."""

@@ -1,0 +1,1 @@
+"""This machine, and the devices that bundles are planned for."""

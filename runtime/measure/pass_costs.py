@@ -1,0 +1,73 @@
+"""Which graphs make up the passes of decoding, and what their times say of plain decoding and of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..speedup.cost_model import FREE, CostTable, Curve, DraftCosts
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import DraftInfo, Manifest
+
+Pass: TypeAlias = "tuple[str, int | str | None, int]"
+"""What, after which layer or of which draft, over how many new positions."""
+
+
+def passes(
+    manifest: Manifest, drafts: Sequence[DraftInfo], widths: Iterable[int], *, embed: bool
+) -> dict[Pass, list[str]]:
+    """The graphs of every pass of plain decoding and of these drafts, at 1 and at `widths` new positions.
+
+    Drafts that branch off after a layer get tail, trunk and proposal, and with attention their network once more for the row of
+    the last drafted token; heads on the last row run once per cycle, a layer with
+    a cache of its own once per drafted token, and so does the decoder with sublayers left out, and its head; a draft without graphs runs on the host. `embed`: whether embedding rows, and masks where there is a graph for them, come from
+    graphs.
+    """
+    segments = manifest.segments
+    first = [name for name in ("embed", "mask") if embed and name in manifest.graphs]
+    cuts = {draft.layer: manifest.decoder.cuts.index(draft.layer) for draft in drafts if draft.layer}
+    found: dict[Pass, list[str]] = {}
+    for width in sorted({1, *widths}):
+        found["plain", None, width] = [*first, *segments, "head"]
+        for layer, cut in cuts.items():
+            found["tail", layer, width] = [*segments[cut:], "head"]
+    for layer, cut in cuts.items():
+        found["trunk", layer, 1] = [*first, *segments[:cut]]
+    for draft in drafts:
+        if draft.layer:
+            found["propose", draft.name, 1] = [*draft.graphs.values(), "head"]
+            if draft.cache is not None:
+                found["once", draft.name, 1] = list(draft.graphs.values())
+        elif draft.heads:
+            found["once", draft.name, 1] = list(draft.graphs.values())
+        elif draft.cache is not None:
+            found["propose", draft.name, 1] = [draft.graphs[draft.kind]]  # an adaptor runs once per picture
+        elif draft.skipped is not None:
+            found["propose", draft.name, 1] = [*first, *draft.graphs.values(), "head"]
+    return found
+
+
+def runnable(drafts: Iterable[DraftInfo], graphs: Collection[str]) -> list[DraftInfo]:
+    """Those whose graphs are among these names, an engine's: plans have none of some."""
+    return [draft for draft in drafts if {*draft.graphs.values()}.issubset(graphs)]
+
+
+def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> CostTable:
+    """The table of these passes. A draft of a kind that is not known here, but has graphs, is left out:
+    its default share stands."""
+
+    def curve(what: str, which: int | str | None) -> Curve:
+        return Curve({at[2]: value for at, value in seconds.items() if at[:2] == (what, which)})
+
+    costs = {draft.name: FREE for draft in drafts if not draft.layer and not draft.graphs}
+    for draft in drafts:
+        if draft.layer:
+            trunk, propose = seconds["trunk", draft.layer, 1], seconds["propose", draft.name, 1]
+            once = 0.0 if draft.cache is None else seconds["once", draft.name, 1]
+            costs[draft.name] = DraftCosts(curve("tail", draft.layer), trunk, propose, once)
+        elif draft.heads:
+            costs[draft.name] = DraftCosts(once=seconds["once", draft.name, 1])
+        elif draft.cache is not None or draft.skipped is not None:
+            costs[draft.name] = DraftCosts(propose=seconds["propose", draft.name, 1])
+    return CostTable(curve("plain", None), costs)

@@ -1,0 +1,115 @@
+"""What is timed: every graph of a bundle at the sizes that decoding gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...bundle.folder import Bundle
+from ...bundle.interfaces import CHANGING, reads_prompts
+from ...bundle.manifest import Manifest
+from ...families import get_family
+from ...images.synthetic import synthetic_image
+from ..synthetic_inputs import pass_sizes
+
+PREFILL = 128
+"""Rows of the chunk of a prompt that is timed, as plans are tuned for it."""
+
+SIDE = 448
+"""Pixels of the square picture that is timed where a model takes any size."""
+
+
+QUESTION = 16
+"""Tokens of a question to an encoder, beside a picture."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One graph at one size. `profile` is the plan's: `prefill`, `token`, `verify`, or `request` for a graph that runs once
+    for a picture or a source, whose rows `width` then counts.
+
+    `sizes`: the graph's symbolic dimensions. `given`: inputs that must be real (how a picture is cut into windows, say).
+    """
+
+    graph: str
+    profile: str
+    width: int
+    sizes: Mapping[str, int] = field(compare=False)
+    given: Mapping[str, np.ndarray] = field(compare=False, default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its files: `segment.0.verify.6`."""
+        return f"{self.graph}.{self.profile}.{self.width}"
+
+
+def parse_name(name: str) -> tuple[str, str, int] | None:
+    """(graph, profile, width) of a `Point.name`, None for anything else."""
+    graph, _, rest = name.rpartition(".")
+    graph, _, profile = graph.rpartition(".")
+    return (graph, profile, int(rest)) if graph and rest.isascii() and rest.isdigit() else None
+
+
+def verify_widths(bundle: Bundle) -> list[int]:
+    """Widths that are timed unasked: those of `bench`, and the one that the bundle's own draft length needs."""
+    from ..benchmark import WIDTHS
+
+    manifest = bundle.manifest
+    own = manifest.policy.draft_length + 1
+    return sorted({width for width in (*WIDTHS, own) if width <= manifest.limits.max_width})
+
+
+def source_rows(manifest: Manifest) -> int:
+    """Rows that cross-attention sees: those of a picture, with a short question where a text encoder reads it."""
+    most = manifest.limits.max_source or 1
+    return most if manifest.encoder is None else min((manifest.text.image_rows or 0) + QUESTION, most)
+
+
+def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
+    """Every graph once per request (a picture, the rows of an encoder), at a chunk of a prompt, at one token and at
+    `widths`. One sequence, whose cache is full: a plan's has a fixed size, and its pass costs the same at any filling."""
+    manifest = bundle.manifest
+    limits = manifest.limits
+    chunk, source = min(PREFILL, limits.max_length), source_rows(manifest)
+    cache = limits.max_length + limits.max_width
+    fixed = {"batch": 1, "cache": cache, "distances": cache + 1, "source": source}
+    if manifest.decoder.max_positions is not None:
+        fixed["max_positions"] = manifest.decoder.max_positions
+    wide = sorted(width for width in set(widths) if width > 1)
+    found: list[Point] = []
+    for name, graph in manifest.graphs.items():
+        if graph.role == "vision":
+            run, rows = _picture(bundle)
+            found.append(Point(name, "request", rows, fixed, run))
+        elif graph.role in ("encoder", "cross_kv"):
+            found.append(Point(name, "request", source, fixed))
+        elif graph.role == "adaptor":
+            rows = _picture(bundle)[1]
+            found.append(Point(name, "request", rows, {**fixed, "image_rows": rows}))
+        elif graph.role == "commit":
+            found += [_at(name, "verify", width, fixed) for width in wide]
+        elif graph.role in ("embed", "segment", "head", "fusion") or reads_prompts(graph):
+            # A prompt's last row alone gets logits.
+            found.append(_at(name, "prefill", chunk, fixed, rows=1))
+            found.append(_at(name, "token", 1, fixed))
+            found += [_at(name, "verify", width, fixed) for width in wide]
+        else:
+            found.append(_at(name, "token", 1, fixed))
+            if graph.role in ("mask", *CHANGING):
+                found += [_at(name, "verify", width, fixed) for width in wide]
+    return found
+
+
+def _at(graph: str, profile: str, width: int, fixed: Mapping[str, int], rows: int | None = None) -> Point:
+    return Point(graph, profile, width, {**fixed, **pass_sizes(width, rows)})
+
+
+def _picture(bundle: Bundle) -> tuple[Mapping[str, np.ndarray], int]:
+    """Inputs of one run of the vision graph, and the rows of its picture."""
+    manifest = bundle.manifest
+    assert manifest.image is not None
+    picture = synthetic_image(manifest.image.height or SIDE, manifest.image.width or SIDE)
+    view = get_family(manifest.model.family).view(bundle, picture)
+    return view.runs[0], view.num_embeds

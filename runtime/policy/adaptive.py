@@ -1,0 +1,407 @@
+"""The controller: drafts as much as pays, less where it does not, nothing where nothing does, and notices when it does
+again.
+
+Its decisions are a function of the tokens so far and of a stored cost table; it never reads the clock. Three parts:
+
+- acceptance by depth, from discounted counts: what a session has seen is the prior of what a request shows;
+- the budget that maximises expected tokens per second by the table (`costs.CostTable`), for a whole batch at once;
+- a purse per request: what a cycle gained or lost against plain decoding, by the table. A cycle is drafted only if
+  the purse could pay for all of it being rejected, so nothing makes a request slower than 1 − LOSS of plain, but
+  for one that is shorter than its first mistake (FLOOR, UNTRAINED_FLOOR). What other requests of the session gained
+  by a trained draft lends a request some mistakes more (BORROWED): then the session as a whole is not slower. A draft
+  that `calibrate` saw has that much in advance, once in a session.
+
+Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
+gained is followed by another at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from ..common.errors import OptionError
+from ..sampling.verify import Verdict
+from ..speedup.budget import NOTHING, Budget
+from ..speedup.cost_model import CostTable
+from ..speedup.predict import ChainCounts, TreeGain
+from .base import is_confident
+
+LOSS = 0.03
+"""Most time that a request may lose against plain decoding, as a share of it."""
+
+FLOOR = 60
+"""Tokens of a request that the share is taken of until it is longer, or fewer where they pay for the longest chain being
+rejected, and the shortest after it: a request must be allowed its first mistake and another try, and no more."""
+
+UNTRAINED_FLOOR = 10
+"""The same of a draft that was not trained (prompt lookup, early exit): whether it helps is another question in each
+request, so each begins with chains that even a short answer can pay for."""
+
+MAX_SHARED = 3.0
+"""Mistakes that a request may make on what the session has gained by a trained draft. Where the least draft is dear, as
+with heads and a slow host, two mistakes at its beginning would leave a request without a draft that is as good in all."""
+
+RISK = 0.7
+"""Share of a purse that a cycle of several drafted tokens may stake: a mistake leaves enough to go on with shorter drafts,
+and with nothing after the shortest."""
+
+PROBES = 0.01
+"""Share of the time of plain decoding that probes may take."""
+
+PRIOR = 0.8
+"""Acceptance of a draft of which nothing is known: trained drafts reach it, and a wrong guess is paid from the purse."""
+
+SESSION_MEMORY, REQUEST_MEMORY = 200.0, 12.0
+"""Drafted cycles after which counts have faded to 1/e."""
+
+SESSION_WEIGHT, REQUEST_WEIGHT = 2.0, 6.0
+"""Evaluated tokens that the prior of the session, and of a request, counts as."""
+
+SEEN_WEIGHT = 40.0
+"""Judged tokens that what `calibrate` saw of a draft counts as, at its first depth. A guess would give up a good draft whose
+first proposals of a request happen to be wrong."""
+
+NEGLIGIBLE = 1e-3
+"""A depth that is reached less often is not considered."""
+
+
+class Drafting(Protocol):
+    """What the controller sees of a sequence: which proposer drafts for it, if any."""
+
+    @property
+    def proposer(self) -> Any: ...
+
+
+class Acceptance:
+    """Accepted and evaluated tokens by depth, fading with every drafted cycle."""
+
+    def __init__(self, memory: float, seen: ChainCounts | None = None):
+        """`seen` counts as `SEEN_WEIGHT` tokens at most, so that other requests than those are soon believed."""
+        self._keep = 1 - 1 / memory
+        self._accepted: list[float] = []
+        self._evaluated: list[float] = []
+        if seen is not None and (most := max(seen.evaluated, default=0)):  # else nothing was judged
+            part = min(1.0, SEEN_WEIGHT / most)
+            self._accepted = [part * count for count in seen.accepted]
+            self._evaluated = [part * count for count in seen.evaluated]
+
+    def add(self, accepted: int, evaluated: int) -> None:
+        """One drafted cycle: the first `accepted` of `evaluated` tokens were right."""
+        keep = self._keep
+        while len(self._evaluated) < evaluated:
+            self._accepted.append(0.0)
+            self._evaluated.append(0.0)
+        for depth in range(len(self._evaluated)):
+            self._accepted[depth] = keep * self._accepted[depth] + (depth < accepted)
+            self._evaluated[depth] = keep * self._evaluated[depth] + (depth < evaluated)
+
+    def rates(self, prior: Items[float], weight: float) -> list[float]:
+        """Acceptance by depth, as many as in `prior`, each shrunk towards the mean of its prior and of the depth above.
+
+        The depth above matters: a depth that is not drafted any more follows it, and so is tried again when it pays.
+        """
+        rates: list[float] = []
+        above, known = prior[0], len(self._evaluated)
+        for depth, expected in enumerate(prior):
+            above = (expected + above) / 2
+            if depth < known:
+                above = (self._accepted[depth] + weight * above) / (self._evaluated[depth] + weight)
+            rates.append(above)
+        return rates
+
+
+@dataclass
+class _Learned:
+    """What is known of one draft: over the session, or over one request."""
+
+    prior: list[float]
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(SESSION_MEMORY))
+    found: float = 1.0
+    """Share of the cycles with a budget in which the draft proposed anything."""
+    floor: int = FLOOR
+    """Tokens of a request that its share is taken of until it is longer."""
+    shares_session_gain: bool = False
+    """Whether a request may borrow what others gained."""
+    gained: float = 0.0
+    """Seconds gained against plain decoding in all requests, negative when lost; with an advance on a draft that
+    `calibrate` saw."""
+    probe_budget: float = 0.0
+    """Seconds saved up for the next probe."""
+    again: bool = False
+    """The last drafted cycle gained: the next probe needs no credit."""
+    cycles: int = 0
+    """Drafted cycles so far."""
+    rates: list[float] = field(default_factory=list)
+    """Acceptance by depth."""
+
+    def __post_init__(self) -> None:
+        self.rates = self.acceptance.rates(self.prior, SESSION_WEIGHT)
+
+    def add(self, proposed: int, accepted: int, evaluated: int) -> None:
+        """One cycle that had a budget."""
+        self.found += ((proposed > 0) - self.found) / SESSION_MEMORY
+        if proposed:
+            self.cycles += 1
+            self.acceptance.add(accepted, evaluated)
+            self.rates = self.acceptance.rates(self.prior, SESSION_WEIGHT)
+
+
+@dataclass
+class _Request:
+    """Notes on one request."""
+
+    learned: _Learned
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(REQUEST_MEMORY))
+    balance: float = 0.0
+    """Seconds gained against plain decoding so far, negative when lost."""
+    tokens: int = 0
+    """Emitted in the cycles that the balance covers."""
+    allotted: Budget = NOTHING
+    """Of the cycle that is under way."""
+    _survival: tuple[int, list[float]] = -1, []  # by `learned.cycles` when it was made
+
+    def survival(self) -> list[float]:
+        """Chance that depth 1, 2, … is accepted, as far as it matters."""
+        made, survival = self._survival
+        if made != self.learned.cycles:
+            alive, survival = 1.0, []
+            for rate in self.acceptance.rates(self.learned.rates, REQUEST_WEIGHT):
+                alive *= rate
+                if alive < NEGLIGIBLE:
+                    break
+                survival.append(alive)
+            self._survival = self.learned.cycles, survival
+        return survival
+
+    def loss_budget(self, unit: float, worst_case_loss: float) -> float:
+        """Seconds that may still be lost. `unit`: the time of one plain token; `mistake`: see `_mistake`."""
+        return self.balance + LOSS * max(
+            min(self.learned.floor * unit, worst_case_loss / LOSS), self.tokens * unit
+        )
+
+
+def _worst_case_loss(seconds: Items[float]) -> float:
+    """What a rejected chain of the most costs, and one of the least after it. `seconds`: of a cycle, by length from 0."""
+    return seconds[-1] + seconds[1] - 2 * seconds[0]
+
+
+class _Outcome(NamedTuple):
+    """One sequence's part in the cycle that was just decoded."""
+
+    request: _Request
+    proposed: int
+    accepted: int
+    allotted: Budget
+
+
+def _of_chain(verdict: Verdict) -> tuple[int, int]:
+    """(accepted, evaluated) of the path of first children, which stands first in a tree: what a chain would have been."""
+    accepted = 0
+    while accepted < len(verdict.path) and verdict.path[accepted] == accepted + 1:
+        accepted += 1
+    return accepted, verdict.evaluated if accepted == len(verdict.path) else accepted + 1
+
+
+class Adaptive:
+    """A policy that learns acceptance. One object serves all requests of a session.
+
+    `costs`: this machine's table or the default. `most`: the largest budget; its depth is the longest chain tried.
+    `learn`: "session" keeps what was learned for later requests; "request" starts afresh at each one, so that its
+    output and its counters are a function of the request alone. `confidence_threshold` ends a chain early, as in
+    `FixedLength`. `trees`: by draft, what may be allotted besides chains. `seen`: by draft, where its learning starts.
+    `untrained`: drafts that must earn what they stake (UNTRAINED_FLOOR). `depths`: longest chains of drafts that have one
+    shorter than `most` (heads). Raises `OptionError` for another `learn`.
+    """
+
+    def __init__(
+        self,
+        costs: CostTable,
+        most: Budget,
+        learn: str = "session",
+        confidence_threshold: float | None = None,
+        trees: Mapping[str, Items[TreeGain]] | None = None,
+        seen: Mapping[str, ChainCounts] | None = None,
+        untrained: Collection[str] = (),
+        depths: Mapping[str, int] | None = None,
+    ):
+        if learn not in ("session", "request"):
+            raise OptionError(f"adaptive: {learn!r:.80} is not session or request")
+        self._costs, self._most, self._learn = costs, most, learn
+        self._trees, self._seen, self._untrained = trees or {}, seen or {}, frozenset(untrained)
+        self._depths = depths or {}
+        self.confidence_threshold = confidence_threshold
+        self.needs_confidence = confidence_threshold is not None
+        self._learned: dict[str, _Learned] = {}
+        self._requests: WeakKeyDictionary[Any, _Request] = WeakKeyDictionary()
+        self._cycle: dict[str, list[_Outcome]] = {}
+        self._seconds: dict[tuple[str, int], list[float]] = {}
+        self._of_trees: dict[tuple[str, int], list[tuple[TreeGain, float]]] = {}
+        self._chains = [Budget.chain(length) for length in range(most.depth + 1)]
+
+    def keep_drafting(self, confidence: float) -> bool:
+        return is_confident(confidence, self.confidence_threshold)
+
+    def allot(self, sequences: Items[Drafting]) -> list[Budget]:
+        """Budgets for the next cycle of these sequences; those with the same draft are one batch."""
+        self._settle()
+        groups: dict[str, list[_Request]] = {}
+        requests: list[_Request | None] = []
+        for sequence in sequences:
+            if sequence.proposer is None:
+                requests.append(None)
+                continue
+            request = self._request(sequence)
+            groups.setdefault(sequence.proposer.name, []).append(request)
+            requests.append(request)
+        for name, group in groups.items():
+            budget = self._budget(name, group)
+            for request in group:
+                request.allotted = budget
+        return [NOTHING if request is None else request.allotted for request in requests]
+
+    def observe(self, sequence: Drafting, proposed: int, verdict: Verdict) -> None:
+        """The outcome of a cycle for one sequence. What it cost is settled when all of its batch have reported."""
+        if sequence.proposer is None:
+            return
+        request = self._request(sequence)
+        allotted, request.allotted = request.allotted, NOTHING  # a cycle that is not asked for drafts nothing
+        if not allotted.empty:
+            accepted, evaluated = _of_chain(verdict)
+            request.learned.add(proposed, accepted, evaluated)
+            if proposed:
+                request.acceptance.add(accepted, evaluated)
+        outcome = _Outcome(request, proposed, len(verdict.path), allotted)
+        self._cycle.setdefault(sequence.proposer.name, []).append(outcome)
+
+    # --- private ---
+
+    def _request(self, sequence: Drafting) -> _Request:
+        found = self._requests.get(sequence)
+        if found is None:
+            name = sequence.proposer.name
+            known = None if self._learn == "request" else self._learned.get(name)
+            learned = self._learned[name] = known or self._beginner(name)
+            found = self._requests[sequence] = _Request(learned)
+        return found
+
+    def _beginner(self, name: str) -> _Learned:
+        seen, prior = self._seen.get(name), [PRIOR] * self._longest(name)
+        acceptance, found = Acceptance(SESSION_MEMORY, seen), 1.0 if seen is None else seen.found
+        if name in self._untrained:
+            return _Learned(prior, acceptance, found, UNTRAINED_FLOOR)
+        if self._learn == "request":
+            return _Learned(prior, acceptance, found)
+        advance = 0.0 if seen is None else MAX_SHARED * _worst_case_loss(self._cycle_seconds(name, 1))
+        return _Learned(prior, acceptance, found, shares_session_gain=True, gained=advance)
+
+    def _longest(self, name: str) -> int:
+        """Length of the longest chain that this draft can propose."""
+        return min(self._most.depth, self._depths.get(name, self._most.depth))
+
+    def _cycle_seconds(self, name: str, batch: int) -> list[float]:
+        """Seconds of a cycle by chain length, from 0."""
+        found = self._seconds.get((name, batch))
+        if found is None:
+            found = [
+                self._costs.cycle_seconds(name, depth, batch=batch)
+                for depth in range(self._longest(name) + 1)
+            ]
+            self._seconds[name, batch] = found
+        return found
+
+    def _tree_seconds(self, name: str, batch: int) -> list[tuple[TreeGain, float]]:
+        """The trees that a draft may be given, with the seconds of a cycle over each."""
+        found = self._of_trees.get((name, batch))
+        if found is None:
+            found = [
+                (tree, self._costs.cycle_seconds(name, tree.budget.depth, tree.budget.nodes, batch))
+                for tree in self._trees.get(name, ())
+            ]
+            self._of_trees[name, batch] = found
+        return found
+
+    def _settle(self) -> None:
+        """Enter the last cycle of every batch into the balances of its requests, by the table."""
+        for name, outcomes in self._cycle.items():
+            batch = len(outcomes)
+            seconds = self._cycle_seconds(name, batch)
+            plain = seconds[0]
+            widest = max(outcomes, key=lambda outcome: outcome.proposed)
+            taken = self._taken(name, widest.allotted, widest.proposed, batch)
+            share, unit, gained = taken / batch, plain / batch, 0.0
+            for outcome in outcomes:
+                emitted = outcome.accepted + 1
+                outcome.request.balance += emitted * unit - share
+                outcome.request.tokens += emitted
+                gained += emitted * unit - share
+            learned = outcomes[0].request.learned
+            learned.gained += gained
+            if any(outcome.proposed for outcome in outcomes):
+                learned.again = gained > 0
+            if all(outcome.allotted.empty for outcome in outcomes):
+                learned.probe_budget += PROBES * plain
+        self._cycle.clear()
+
+    def _taken(self, name: str, allotted: Budget, proposed: int, batch: int) -> float:
+        """Seconds of a cycle that verified `proposed` tokens a sequence."""
+        if proposed > allotted.depth > 0:
+            return self._costs.cycle_seconds(name, allotted.depth, proposed, batch)
+        return self._cycle_seconds(name, batch)[min(proposed, self._longest(name))]
+
+    def _budget(self, name: str, group: list[_Request]) -> Budget:
+        """What maximises expected tokens per second among what the purses can pay for."""
+        batch, learned = len(group), group[0].learned
+        seconds = self._cycle_seconds(name, batch)
+        plain = seconds[0]
+        worst_case_loss = _worst_case_loss(seconds) / batch
+        loss_budget = sum(request.loss_budget(plain / batch, worst_case_loss) for request in group)
+        if learned.shares_session_gain:
+            others = learned.gained - sum(request.balance for request in group)
+            loss_budget += min(max(0.0, others), MAX_SHARED * worst_case_loss * batch)
+        found = learned.found
+        some = found if batch == 1 else 1 - (1 - found) ** batch
+        survival = [request.survival() for request in group]
+        reached = survival[0] if batch == 1 else [sum(at) for at in zip_longest(*survival, fillvalue=0.0)]
+        expected, longest, speed = float(batch), 0, batch / plain
+        for depth, tokens in enumerate(reached, 1):
+            expected += found * tokens
+            cost = seconds[depth]
+            if cost - plain > (RISK if depth > 1 else 1.0) * loss_budget:
+                break
+            now = expected / (some * cost + (1 - some) * plain)
+            if now > speed:
+                longest, speed = depth, now
+        best = None
+        for (tree, gain), cost in self._tree_seconds(name, batch):
+            if cost - plain > RISK * loss_budget:
+                continue
+            expected = batch + found * gain * sum(reached[: tree.depth])
+            now = expected / (some * cost + (1 - some) * plain)
+            if now > speed:
+                best, speed = tree, now
+        if best is not None:
+            return best
+        return self._chains[longest or self._probe(learned, seconds, batch, loss_budget)]
+
+    def _probe(self, learned: _Learned, seconds: list[float], batch: int, loss_budget: float) -> int:
+        """Length of a probe, 0 for none: the cheapest chain that would gain if all of it were accepted."""
+        plain = seconds[0]
+        unit = plain / batch
+        for depth in range(1, len(seconds)):
+            loss = seconds[depth] - plain
+            if depth * batch * unit <= loss:
+                continue
+            if loss > loss_budget:
+                return 0
+            if learned.again:
+                return depth
+            if learned.probe_budget < loss:
+                return 0
+            learned.probe_budget -= loss
+            return depth
+        return 0

@@ -1,0 +1,1 @@
+"""From logits to tokens: processors, sampling, and which drafted tokens are accepted."""

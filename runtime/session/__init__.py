@@ -1,0 +1,1 @@
+"""Sessions: requests in, text out."""

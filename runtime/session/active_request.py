@@ -1,0 +1,218 @@
+"""A request while it is decoded: from prompt to rows in the cache, and from tokens to text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..common.errors import NumericsError, PromptError
+from ..decoder.forward_pass import Decoder
+from ..families.base import Prepared, View
+from ..sampling.draft_sampling import DraftSampling
+from ..sampling.logits_processors import Processors
+from ..speculative.proposer import Picture
+from ..speculative.sequence import Sequence, SequenceLimits
+from ..speedup.stats import Stats
+from ..text.incremental import IncrementalDetokenizer
+from .result import Result
+
+if TYPE_CHECKING:
+    from ..bundle.folder import Bundle
+    from ..bundle.manifest import Manifest
+    from ..speculative.proposer import Proposer
+    from .request import Settings
+
+
+class ActiveRequest:
+    """One request in the decoder's batch; made by prefilling it.
+
+    `take` and `last` hand out text, `close` gives the result.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        decoder: Decoder,
+        prepared: Prepared,
+        settings: Settings,
+        proposer: Proposer | None,
+        begin: float,
+        cancelled: Callable[[], bool],
+        streamed: bool = True,
+        reused: int = 0,
+        unended: list[ActiveRequest] | None = None,
+    ):
+        """Prefill `prepared` in the next place of the batch. `begin` (`time.perf_counter`) is when the request came.
+        Not `streamed`: the text is handed out as a whole, by `last`. `reused`: so many of its rows are cached already.
+        `unended` holds it for as long as its draft knows it.
+
+        Raises `PromptError` for a prompt that does not fit, `NumericsError` for logits that are not finite; the batch
+        is then as before.
+        """
+        self._decoder, self._begin = decoder, begin
+        self._generation = bundle.manifest.generation
+        if settings.repetition_penalty is not None:
+            self._generation = replace(self._generation, repetition_penalty=settings.repetition_penalty)
+        self._parts: list[str] = []
+        deadline = None if settings.deadline is None else begin + settings.deadline
+        self.sequence = Sequence(
+            [],
+            SequenceLimits(settings.max_new_tokens, settings.eos, deadline, cancelled),
+            Stats(
+                prompt_tokens=len(prepared.token_ids),
+                reused_tokens=reused,
+                draft=None if settings.draft is None else settings.draft.name,
+                draft_length=settings.draft_length,
+                forced=settings.forced is not None,
+                lossy=None if settings.typical is None else "typical",
+            ),
+            settings.sampling,
+            proposer,
+            settings.policy,
+            force_acceptance=settings.forced,
+            typical=settings.typical,
+            drawing=None
+            if settings.draft_sampling == "match"
+            else DraftSampling(settings.draft_sampling == "auto"),
+            batch_index=0 if reused else decoder.batch,
+        )
+        self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
+        # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
+        self._push = self._text.push if streamed or settings.stop else self._text.hold
+        self._unended = [] if unended is None else unended
+        self._unended.append(self)
+        try:
+            self._first = self._prefill(prepared, reused)
+        except BaseException as error:
+            self.end_proposer()
+            if decoder.batch > self.sequence.batch_index:
+                if isinstance(error, NumericsError):
+                    decoder.clear(self.sequence.batch_index)
+                decoder.remove(self.sequence.batch_index)
+            raise
+
+    def start(self) -> Iterator[str]:
+        """The text of the first token, which prefill gave."""
+        self.sequence.stats.time_to_first_token = time.perf_counter() - self._begin
+        return self.take([self._first])
+
+    def take(self, tokens: list[int]) -> Iterator[str]:
+        """Emit the tokens of a cycle; pieces of text, each as soon as it is certain."""
+        sequence, text = self.sequence, self._text
+        for token in sequence.emit(tokens):
+            piece = self._push(token)
+            if text.stopped:
+                sequence.stop("stop")  # also when the end token or the limit came with it
+            if piece:
+                self._parts.append(piece)
+                yield piece
+
+    def last(self) -> Iterator[str]:
+        """The text that was held back, once the sequence has ended."""
+        rest = self._text.finish()
+        if self._text.stopped:  # also when the held-back end completed a stop string
+            self.sequence.stop("stop")
+        if rest:
+            self._parts.append(rest)
+            yield rest
+
+    def close(self, whole: bool = True) -> Result:
+        """Counters are final; the place in the batch is the caller's to free. Not `whole`: an exception ended a cycle."""
+        sequence = self.sequence
+        self.end_proposer()
+        sequence.stats.total_seconds = time.perf_counter() - self._begin
+        sequence.finish(whole)
+        assert sequence.finish_reason is not None
+        return Result("".join(self._parts), sequence.tokens, sequence.finish_reason, sequence.stats)
+
+    def end_proposer(self) -> None:
+        """The draft forgets the request. Again: does nothing."""
+        if self not in self._unended:
+            return
+        if self.sequence.proposer is not None:
+            self.sequence.proposer.end(self.sequence)
+        self._unended.remove(self)
+
+    def _prefill(self, prepared: Prepared, reused: int) -> int:
+        """Everything up to the first token; returns that."""
+        decoder, sequence, proposer = self._decoder, self.sequence, self.sequence.proposer
+        manifest, seconds, ids = decoder.manifest, sequence.stats.seconds, prepared.token_ids
+        if len(ids) == 0:
+            raise PromptError("the prompt is empty; give at least one token")
+        start = time.perf_counter()
+        row = decoder.resume(reused) if reused else decoder.add()
+        views, slots = prepared.views, prepared.image_positions
+        if reused and slots is not None:
+            ends = np.cumsum([view.num_embeds for view in views])
+            views = [view for view, end in zip(views, ends, strict=True) if end > np.sum(slots < reused)]
+            slots = slots[slots >= reused] - reused
+        image_rows = image_embeds_of(decoder, views) if views else None
+        vision = time.perf_counter()
+        seconds.vision = vision - start
+        rows = decoder.embed(ids[reused:], image_rows, slots)
+        if manifest.decoder.cross_attention:
+            decoder.encode(row, rows)
+            ids = decoder_ids(manifest, prepared)
+            rows = decoder.embed(ids)
+        elif len(ids) > decoder.max_length:
+            raise PromptError(
+                f"the prompt takes {len(ids)} positions, the session holds {decoder.max_length}"
+            )
+        elif prepared.image_positions is not None:
+            sequence.barred = frozenset(ids[prepared.image_positions].tolist())
+        sequence.prompt_ids = ids.tolist()
+        sequence.processors = Processors.from_info(
+            self._generation, manifest.text.eos_token_ids, sequence.prompt_ids
+        )
+        encoded = time.perf_counter()
+        seconds.encoder = encoded - vision
+        on_rows = None
+        if proposer is not None and proposer.needs_pictures:
+            proposer.on_pictures(sequence, pictures_of(views, slots, image_rows, reused))
+        if proposer is not None and proposer.needs_prompt_hidden:
+            on_rows = lambda slot, part: proposer.on_hidden_states(sequence, slot, part)  # noqa: E731
+        logits = decoder.prefill(rows, row, prepared.positions, on_rows)
+        if proposer is not None:
+            proposer.begin(sequence)
+        sequence.limits.max_new_tokens = min(
+            sequence.limits.max_new_tokens, decoder.max_length - decoder.arena.lengths[row] + 1
+        )
+        token = sequence.choose(logits, 0, [])
+        seconds.prefill = time.perf_counter() - encoded
+        return token
+
+
+def pictures_of(
+    views: Iterable[View], image_positions: np.ndarray | None, image_embeds: np.ndarray | None, first: int = 0
+) -> list[Picture]:
+    """The pictures of a prompt whose rows are `image_rows` [n, E], at places `slots` int64 [n] behind its first `first`
+    rows; each lies in one piece."""
+    found, done = [], 0
+    for view in views:
+        assert image_positions is not None and image_embeds is not None
+        rows = image_embeds[done : done + view.num_embeds]
+        found.append(
+            Picture(first + int(image_positions[done]), rows.reshape(view.frames, -1, rows.shape[-1]))
+        )
+        done += view.num_embeds
+    return found
+
+
+def image_embeds_of(decoder: Decoder, views: Iterable[View]) -> np.ndarray:
+    """Rows [n, E] of pictures, in order; the vision tower runs for those that nobody encoded."""
+    found = [decoder.image_embeds(view.runs) if view.encoded is None else view.encoded for view in views]
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def decoder_ids(manifest: Manifest, prepared: Prepared) -> np.ndarray:
+    """int64 [n]: what stands before the first new token in the decoder. With cross-attention that is not the prompt."""
+    if not manifest.decoder.cross_attention:
+        return prepared.token_ids
+    if prepared.decoder_ids is not None:
+        return prepared.decoder_ids
+    first = manifest.text.decoder_start_token_id
+    return np.asarray([0 if first is None else first], np.int64)

@@ -1,0 +1,79 @@
+"""What the cache holds of a request that has ended, and how much of it the next one begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..decoder.positions import next_position
+from ..families.base import Prepared, View
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Cached rows: token ids int64 [n], their positions int64 [axes, n] (None: they count from 0), and the pictures
+    among them with the places where their rows begin."""
+
+    ids: np.ndarray
+    positions: np.ndarray | None = None
+    views: tuple[tuple[int, View], ...] = ()
+
+
+def snapshot(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
+    """The first `length` rows of a prompt and of what was generated behind it."""
+    ids = np.concatenate([prepared.token_ids, np.asarray(tokens, np.int64)])[:length]
+    positions = prepared.positions
+    if positions is not None:
+        behind = next_position(positions) + np.arange(max(0, length - positions.shape[1]))
+        behind = np.broadcast_to(behind, (len(positions), len(behind)))
+        positions = np.concatenate([positions, behind], axis=1)[:, :length]
+    return Prefix(ids, positions, _placed(prepared))
+
+
+def common_length(prefix: Prefix, prepared: Prepared) -> int:
+    """How many rows at the beginning of `prepared` are those of `prefix`: same ids, positions and pictures, no picture
+    in part. At least one row is left, whose logits give the first token."""
+    ids = prepared.token_ids
+    count = min(len(prefix.ids), len(ids) - 1)
+    count = _run(prefix.ids[:count] == ids[:count])
+    here, there = _counting(prefix.positions, count), _counting(prepared.positions, count)
+    if len(here) != len(there):
+        here, there = (np.broadcast_to(each, (max(len(here), len(there)), count)) for each in (here, there))
+    count = _run((here == there).all(0))
+    known = dict(prefix.views)
+    for start, view in _placed(prepared):
+        if start >= count:
+            break
+        same = start in known and start + view.num_embeds <= count and known[start].digest == view.digest
+        if not same:
+            return start
+    return count
+
+
+def align_to_images(prepared: Prepared, count: int) -> int:
+    """At most `count` first rows of `prepared`, without a picture in part."""
+    inside = (start for start, view in _placed(prepared) if start < count < start + view.num_embeds)
+    return next(inside, count)
+
+
+def _placed(prepared: Prepared) -> tuple[tuple[int, View], ...]:
+    """(place of its first row, picture) of each."""
+    if prepared.image_positions is None:
+        return ()
+    ends = np.cumsum([view.num_embeds for view in prepared.views])
+    starts = [
+        int(prepared.image_positions[end - view.num_embeds])
+        for end, view in zip(ends, prepared.views, strict=True)
+    ]
+    return tuple(zip(starts, prepared.views, strict=True))
+
+
+def _run(equal: np.ndarray) -> int:
+    """How many of the first are true."""
+    return len(equal) if equal.all() else int(np.argmin(equal))
+
+
+def _counting(positions: np.ndarray | None, count: int) -> np.ndarray:
+    return np.arange(count)[None] if positions is None else positions[:, :count]

@@ -1,0 +1,28 @@
+"""When a draft that says one token after the other stops before its budget is used up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..decoder.logits import TargetLogits
+    from .sequence import Sequence
+
+
+def ending(sequence: Sequence) -> Callable[[TargetLogits, int, int], bool]:
+    """`ends(rows, row, token)`: whether drafting stops after `token`, which was chosen from that row: an end token, or
+    one that is less likely than the policy asks for."""
+    eos, policy = sequence.limits.eos_token_ids, sequence.policy
+    if policy is None or not policy.needs_confidence:
+        return lambda rows, row, token: token in eos
+    keep_drafting = policy.keep_drafting
+    return lambda rows, row, token: token in eos or not keep_drafting(confidence(rows.logits(row), token))
+
+
+@np.errstate(all="ignore")
+def confidence(logits: np.ndarray, token: int) -> float:
+    """Probability of `token` under a softmax of logits [V], in float32."""
+    return float(1.0 / np.exp(logits - logits[token]).sum())

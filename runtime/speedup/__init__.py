@@ -1,0 +1,1 @@
+"""What a cycle may draft, what passes cost, what drafts keep, and the speed-up that follows."""

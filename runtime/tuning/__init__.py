@@ -1,0 +1,1 @@
+"""All of `calibrate`: which draft pays on this device."""

@@ -1,0 +1,1 @@
+"""Checkpoints of published layouts, written small: what test_published.py, the campaigns and the table read."""

@@ -1,0 +1,264 @@
+"""One model on one engine, driven through the runtime's decoder, next to its oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.logits import TargetLogits
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
+from vlmexport.runtime.families.mrope import Span, positions
+from vlmexport.runtime.images.processors import tiles
+from vlmexport.runtime.images.processors.patches import settings_of
+from vlmexport.runtime.images.windows import windows
+from vlmexport.runtime.speculative.proposer import Picture
+
+from tests.support.engines.emulated import Asked, Emulated, EmulatedCuda
+from tests.support.engines.portable import Portable
+from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
+from tests.support.engines.torch_reference import TorchReference
+from tests.support.oracle import Oracle, Request
+from tests.support.scratch import spoil_scratch
+from tests.support.tiny_bundles import TinyBundle
+
+
+def _cpu(tiny: TinyBundle) -> OnnxRuntimeCpu:
+    return OnnxRuntimeCpu(tiny.path, tiny.bundle.manifest)
+
+
+ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
+    "torch": lambda tiny, oracle: TorchReference(tiny.bundle.manifest, oracle.model, tiny.networks()),
+    "onnxruntime": lambda tiny, oracle: _cpu(tiny),
+    "device": lambda tiny, oracle: RecordingDevice(tiny.bundle.manifest, _cpu(tiny)),
+    "growing-device": lambda tiny, oracle: GrowingDevice(tiny.bundle.manifest, _cpu(tiny)),
+    "portable": lambda tiny, oracle: RecordingDevice(
+        tiny.bundle.manifest, Portable(tiny.path, tiny.bundle.manifest)
+    ),
+    "cuda": lambda tiny, oracle: EmulatedCuda(tiny.path, tiny.bundle.manifest),
+    "tensorrt": lambda tiny, oracle: Emulated.of(tiny.path, tiny.bundle.manifest),
+    "tensorrt-portable": lambda tiny, oracle: Emulated.of(tiny.path, tiny.bundle.manifest, "portable"),
+}
+"""The columns. A new engine is one line here."""
+
+DEVICES = (RecordingDevice, Asked)
+"""Engines with a queue, whose memory a test can spoil."""
+
+FAMILIES = (
+    "t5",
+    "llama",
+    "blip2-opt",
+    "vit-gpt2",
+    "llava",
+    "llava-next",
+    "qwen2.5-vl",
+    "qwen2",
+    "t5-text",
+    "t5-float16",
+    "llama-bfloat16",
+)
+"""Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant. A new family is one word here; a precision stands
+behind a family's name, and the oracle then has the rounded weights."""
+
+GRIDS = ((2, 3), (3, 2), (5, 1), (2, 2), (1, 4))
+"""Rows and columns of pictures of a family that takes any size; windows are 2 × 2 there."""
+
+SIZES = ((32, 60), (61, 33), (50, 70), (30, 200), (90, 20), (64, 64))
+"""Heights and widths of pictures of a family that cuts them into tiles of 32 × 32: with and without margins."""
+
+RELATIVE = 2e-5
+"""Tolerance as a part of the largest logit: float32 has 6e-8, sums over a hundred terms in another order through two
+layers with sharp attention cost about 1e-6 (measured); any error of masks, positions or cache rows costs 1e-2 or more."""
+
+
+def close(got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Asserts equal greedy tokens and logits within `RELATIVE`; [rows, V] each."""
+    assert got.shape == want.shape, f"{what}: logits {got.shape}, wanted {want.shape}"
+    assert np.isfinite(got).all(), f"{what}: logits are not finite"
+    worst, scale = np.abs(got - want).max(axis=-1), np.abs(want).max()
+    assert worst.max() <= RELATIVE * scale, (
+        f"{what}: row {int(worst.argmax())} of {len(worst)} differs by {worst.max():.2e}, scale {scale:.1f}; by row {worst}"
+    )
+    assert got.argmax(-1).tolist() == want.argmax(-1).tolist(), f"{what}: other greedy tokens"
+
+
+class Rig:
+    """See the module."""
+
+    def __init__(self, tiny: TinyBundle, engine: str, oracle: Oracle) -> None:
+        self.tiny, self.oracle, self.column = tiny, oracle, engine
+        self.manifest = tiny.bundle.manifest
+        self.engine = ENGINES[engine](tiny, oracle)
+        self.fresh()
+
+    def fresh(self) -> Rig:
+        """A new decoder (new buffers) on the same engine."""
+        limits = self.manifest.limits
+        if isinstance(self.engine, DEVICES):
+            self.engine = self.engine.renewed()
+        self.decoder = Decoder(
+            self.engine, self.manifest, self.tiny.bundle.tensor, max_batch=limits.max_batch
+        )
+        if isinstance(self.engine, DEVICES):
+            spoil_scratch(self.decoder, self.engine)
+        return self
+
+    def settle(self) -> None:
+        """Let a device do what is still queued, so that its checks have seen everything."""
+        if isinstance(self.engine, DEVICES):
+            self.engine.settle()
+
+    @property
+    def limits(self) -> Any:
+        return self.manifest.limits
+
+    @property
+    def image_token(self) -> int:
+        """Stands for a row of a picture."""
+        found = self.manifest.text.image_token_id
+        assert found is not None
+        return found
+
+    def request(self, seed: int, length: int = 7) -> Request:
+        """A prompt of `length` ordinary tokens, with an image where the family takes one."""
+        rng = np.random.default_rng(seed)
+        text = self.manifest.text
+        ids = rng.integers(3, text.vocab_size - 4, length).tolist()
+        if self.manifest.image is None:
+            return Request(tuple(ids))
+        if self.manifest.image.processor == "llava-next":
+            tiling, size = tiles.settings_of(self.manifest.image), SIZES[seed % len(SIZES)]
+            pixels = rng.standard_normal((tiling.tiles(*size), 3, tiling.side, tiling.side), dtype=np.float32)
+            marks = [self.image_token] * len(tiling.row_index(*size))
+            return Request((*marks, *ids, *text.eos_token_ids[:1]), pixels, size=size)
+        if text.image_rows is None:
+            grid, (down, across) = settings_of(self.manifest.image)[0], GRIDS[seed % len(GRIDS)]
+            patches = (down * across * grid.patches, grid.patch_values)
+            marks = [self.image_token] * (down * across)
+            pixels = rng.standard_normal(patches, dtype=np.float32)
+            return Request((*marks, *ids, *text.eos_token_ids[:1]), pixels, (down, across))
+        height, width = self.manifest.image.height, self.manifest.image.width
+        assert height is not None and width is not None, "a family of one size"
+        pixels = rng.standard_normal((3, height, width), dtype=np.float32)
+        if self.manifest.decoder.cross_attention and self.manifest.encoder is None:
+            return Request((text.pad_token_id or 0,) * text.image_rows, pixels)
+        return Request((*[self.image_token] * text.image_rows, *ids, *text.eos_token_ids[:1]), pixels)
+
+    def vision(self, request: Request) -> dict[str, np.ndarray]:
+        """Inputs of the `vision` graph."""
+        assert request.pixels is not None and self.manifest.image is not None
+        if request.grid is not None:
+            return windows(request.pixels, *request.grid, settings_of(self.manifest.image)[0])
+        if request.size is not None:
+            index = tiles.settings_of(self.manifest.image).row_index(*request.size)
+            return {"pixel_values": request.pixels, "row_index": index}
+        return {"pixel_values": request.pixels[None]}
+
+    def image_rows(self, request: Request) -> int:
+        """Rows of the picture in front of the prompt."""
+        return request.token_ids.count(self.manifest.text.image_token_id)
+
+    def positions(self, request: Request, count: int) -> np.ndarray | None:
+        """Of the first `count` rows, where they do not just count."""
+        return None if request.grid is None else positions(count, [Span(0, 1, *request.grid)])
+
+    def pictures(self, request: Request) -> np.ndarray | None:
+        """Rows [n, E] of the picture in front of the prompt."""
+        return None if request.pixels is None else self.decoder.image_embeds([self.vision(request)])
+
+    def source(self, request: Request) -> np.ndarray:
+        """Prompt rows [n, E] with the image rows in their place."""
+        image = self.pictures(request)
+        slots = None if image is None else np.arange(len(image))
+        return self.decoder.embed(np.array(request.token_ids, np.int64), image, slots)
+
+    def first_ids(self, request: Request) -> list[int]:
+        """What the decoder itself is prefilled with: the prompt, or the start token after an encoder."""
+        if self.manifest.decoder.cross_attention:
+            start = self.manifest.text.decoder_start_token_id
+            assert start is not None
+            return [start]
+        return list(request.token_ids)
+
+    def start(self, request: Request, tokens: Sequence[int] = ()) -> np.ndarray:
+        """Prefill with the request and `tokens` after it; logits [1, V]."""
+        decoder, rows = self.decoder, self.source(request)
+        decoder.reset(1)
+        if self.manifest.decoder.cross_attention:
+            decoder.encode(0, rows)
+            rows = decoder.embed(np.array([*self.first_ids(request), *tokens], np.int64))
+        elif tokens:
+            rows = np.concatenate([rows, decoder.embed(np.array(tokens, np.int64))])
+        return decoder.prefill(rows, 0, self.positions(request, len(rows))).logits(0)[None].copy()
+
+    def join(self, request: Request, sequence: Any = None) -> TargetLogits:
+        """Prefill a further sequence of the batch; its proposer sees the prompt's rows if it wants them."""
+        decoder, on_rows = self.decoder, None
+        if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_prompt_hidden:
+            on_rows = lambda slot, rows: sequence.proposer.on_hidden_states(sequence, slot, rows)  # noqa: E731
+        if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_pictures:
+            image = self.pictures(request)
+            sequence.proposer.on_pictures(sequence, [] if image is None else [Picture(0, image[None])])
+        row, rows = decoder.add(), self.source(request)
+        if self.manifest.decoder.cross_attention:
+            decoder.encode(row, rows)
+            rows = decoder.embed(np.array(self.first_ids(request), np.int64))
+        return decoder.prefill(rows, row, self.positions(request, len(rows)), on_rows)
+
+    def start_batch(self, requests: Sequence[Request]) -> None:
+        """A ragged batch without its prompts: the first `full` pass carries them (`batch_ids`). Image rows in front of
+        a decoder's prompt are prefilled, for a pass over tokens cannot carry them."""
+        self.decoder.reset(len(requests))
+        for row, request in enumerate(requests):
+            if self.manifest.decoder.cross_attention:
+                self.decoder.encode(row, self.source(request))
+            elif request.pixels is not None:
+                count = self.image_rows(request)
+                self.decoder.prefill(self.source(request)[:count], row, self.positions(request, count))
+
+    def batch_ids(self, request: Request) -> list[int]:
+        """What the first pass over a batch carries of a request."""
+        ids = self.first_ids(request)
+        if request.pixels is None or self.manifest.decoder.cross_attention:
+            return ids
+        return ids[self.image_rows(request) :]
+
+    def full(self, *trees: TokenTree) -> list[np.ndarray]:
+        """One pass over all segments; logits [nodes, V] per sequence."""
+        width = max(len(tree) for tree in trees)
+        self.decoder.begin_cycle(width)
+        self.decoder.full(*trees)
+        return self._node_logits(trees)
+
+    def speculate(self, cut: int, tokens: Sequence[int]) -> np.ndarray:
+        """Trunk over `tokens` one by one, then the tail over the saved rows; logits [len(tokens), V]."""
+        return self.speculate_batch(cut, [TokenTree.chain(list(tokens))])[0]
+
+    def speculate_batch(self, cut: int, trees: Sequence[TokenTree]) -> list[np.ndarray]:
+        """Trunk over the nodes of every tree in step, then one tail; logits [nodes, V] per sequence."""
+        decoder = self.decoder
+        steps = max(map(len, trees))
+        decoder.begin_cycle(steps)
+        for step in range(steps):
+            tokens = [tree.tokens[min(step, len(tree) - 1)] for tree in trees]
+            decoder.trunk(cut, tokens, None if all(tree.is_chain for tree in trees) else trees)
+        decoder.tail(cut, steps, trees)
+        return self._node_logits(trees)
+
+    def _node_logits(self, trees: Sequence[TokenTree]) -> list[np.ndarray]:
+        """What the head says of the last pass; logits [nodes, V] per sequence."""
+        rows, found, first = self.decoder.head_of(trees), [], 0
+        for tree in trees:
+            found.append(np.stack([rows.logits(first + node) for node in range(len(tree))]))
+            first += len(tree)
+        return found
+
+    def chain(self, tokens: Sequence[int]) -> np.ndarray:
+        """A chain through all segments in one pass; logits [len(tokens), V]."""
+        return self.full(TokenTree.chain(list(tokens)))[0]
+
+    def accept(self, tree: TokenTree, path: Sequence[int], row: int = 0) -> None:
+        """Keep the root and `path`."""
+        self.decoder.accept(tree, list(path), row)

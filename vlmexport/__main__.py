@@ -1,8 +1,0 @@
-"""`python -m vlmexport` is the command `vlmexport`."""
-
-import sys
-
-from .runtime.cli import main  # pyright: ignore[reportMissingImports]
-
-if __name__ == "__main__":
-    sys.exit(main())
