@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[1] / "published_shapes"
 @dataclass(frozen=True)
 class Shapes:
     """`manifest` is what a build without options would write, of weights that nobody read. `max_positions`: the longest
-    sequence (tokens) that the model was made for, None: any; `needed_rows`: what a picture takes of it."""
+    sequence (tokens) that the model was made for, None: any; `needed_embeds`: what a picture takes of it."""
 
     manifest: Manifest
     max_positions: int | None

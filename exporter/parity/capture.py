@@ -26,7 +26,7 @@ class Captured:
 
     `keys`/`values` and `cross_keys`/`cross_values` are per layer, [B, heads, rows, D]. `source_lengths` counts the real
     rows of each sequence that cross-attention sees; `vision` are the inputs of each run of the vision graph, which give
-    `image_rows` one after the other. `positions` [axes, B, N] is None where they just count.
+    `image_embeds` one after the other. `positions` [axes, B, N] is None where they just count.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Captured:
     """[B, N, E] what enters layer 0, positions included where the decoder has a table of them."""
     error: Captured | None = None
     """How far the reference's float32 is from float64 (float32 − float64) where every part of the model is given what it
-    was given in float32: of `image_rows`, `encoder_states`, keys and values, `residuals`, `final_rows` and `logits`."""
+    was given in float32: of `image_embeds`, `encoder_states`, keys and values, `residuals`, `final_hidden` and `logits`."""
 
     def final(self, index: Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows [R, E] that the LM head reads, by their index int64 [R] among all, and their error."""

@@ -105,7 +105,7 @@ def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured,
 
 
 def run_encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured) -> np.ndarray:
-    """The text encoder's states [B, N, E] of `c.encoder_rows`."""
+    """The text encoder's states [B, N, E] of `c.encoder_hidden`."""
     info = bundle.manifest.encoder
     assert info is not None and c.encoder_hidden is not None
     batch, source, _ = c.encoder_hidden.shape

@@ -22,7 +22,7 @@ _COUNT = integer(0, 1 << 53)
 class StoredAcceptance(Part):
     """One entry of `acceptance`: a draft that always got `nodes` and `depth`, on `requests` of `data`.
 
-    `shapes` holds [drafted nodes, depth, cycles], `ranks` by depth and rank [right, judged]; see `Observed` for the rest.
+    `shapes` holds [drafted nodes, depth, cycles], `ranks` by depth and rank [right, judged]; see `AcceptanceCounts` for the rest.
     """
 
     draft: str = checked(string(100))

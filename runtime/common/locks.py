@@ -1,7 +1,7 @@
 """Locks between processes. A lock ends with the process that holds it, whichever machine or container that runs in.
 
 A lock file is locked by `filelock`. What has to be known of a file or folder itself is whether its maker still lives
-(`hold`): that lock is on it, so that no further file is needed. Where a file system has no locks, nobody waits and
+(`try_lock`): that lock is on it, so that no further file is needed. Where a file system has no locks, nobody waits and
 nobody is refused.
 """
 
@@ -149,7 +149,7 @@ def taken_over(path: Path) -> Iterator[bool]:
 
 
 def release(lock: int | None) -> None:
-    """Ends a lock of `hold`."""
+    """Ends a lock of `try_lock`."""
     if lock is not None:
         with contextlib.suppress(OSError):
             os.close(lock)

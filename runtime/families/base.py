@@ -81,7 +81,7 @@ class Prepared:
     |---|---|---|
     | `token_ids` | int64 [n] | the prompt, special tokens included; of an encoder-decoder, what its encoder (or, without one, its cross-attention) reads |
     | `views` | | pictures and videos, in the order of their rows |
-    | `row_slots` | int64 [k] | places in `token_ids` whose embedding an image row replaces, in order; None without a picture |
+    | `image_positions` | int64 [k] | places in `token_ids` whose embedding an image row replaces, in order; None without a picture |
     | `positions` | int64 [axes, n] | positions of the rows; None: 0 … n − 1 |
     | `decoder_ids` | int64 [m] | what an encoder-decoder's decoder is prefilled with; None for other models |
     """

@@ -179,7 +179,7 @@ class _Request:
         return survival
 
     def loss_budget(self, unit: float, worst_case_loss: float) -> float:
-        """Seconds that may still be lost. `unit`: the time of one plain token; `mistake`: see `_mistake`."""
+        """Seconds that may still be lost. `unit`: the time of one plain token; `worst_case_loss`: see `_worst_case_loss`."""
         return self.balance + LOSS * max(
             min(self.learned.floor * unit, worst_case_loss / LOSS), self.tokens * unit
         )

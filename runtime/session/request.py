@@ -127,7 +127,7 @@ class Settings:
     typical: Typical | None = None
     """Lossy acceptance, where the request asked for it and there is something to accept."""
     draft_sampling: str = "match"
-    """One of `drawing.WAYS`; at temperature 0 always match."""
+    """One of `draft_sampling.METHODS`; at temperature 0 always match."""
     draft: DraftInfo | None = None
     draft_length: int | None = 0
     """Tokens of a proposal; None where the controller or a policy of the caller's decides."""

@@ -43,7 +43,7 @@ class Proposer:
 
     name: str
     needs_prompt_hidden: ClassVar[bool] = False
-    """Whether `on_rows` is called."""
+    """Whether `on_hidden_states` is called."""
     needs_pictures: ClassVar[bool] = False
     """Whether `on_pictures` is called."""
     needs_hidden: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class Proposer:
 
     def resume(self, length: int) -> None:
         """The next request goes on behind the first `length` rows of the last one, at most `resumable`; they end within no
-        picture. Its `on_pictures` and `on_rows` tell of what is behind them."""
+        picture. Its `on_pictures` and `on_hidden_states` tell of what is behind them."""
 
     def begin(self, sequence: Sequence) -> None:
         """A request was prefilled; its first token is not chosen yet."""
@@ -136,7 +136,7 @@ class Proposer:
     def advance(
         self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
     ) -> None:
-        """The outcome of a cycle; if `needs_rows`, the rows [1, n, E] before the final norm of the tree's n nodes, where
+        """The outcome of a cycle; if `needs_hidden`, the rows [1, n, E] before the final norm of the tree's n nodes, where
         the engine has them until the next pass."""
 
     def end(self, sequence: Sequence) -> None:

@@ -77,6 +77,13 @@ def test_every_error_is_a_name_of_the_package() -> None:
             assert name in vlmexport.runtime.__all__
 
 
+def test_the_former_module_of_errors_is_deprecated() -> None:
+    sys.modules.pop("vlmexport.runtime.errors", None)
+    with pytest.warns(DeprecationWarning, match=r"import errors from vlmexport\.runtime$"):
+        former = importlib.import_module("vlmexport.runtime.errors")
+    assert former.BusyError is errors.BusyError and former.VlmexportError is errors.VlmexportError
+
+
 def test_the_block_blocks() -> None:
     done = python("import torch")
     assert done.returncode != 0

@@ -90,7 +90,7 @@ class Vision:
         return [{name: value[i : i + 1] for name, value in tensors.items()} for i in range(pictures)]
 
     def output(self, model: Any) -> nn.Module:
-        """The module of a real model whose output `read_rows` reads the image rows from."""
+        """The module of a real model whose output `read_embeds` reads the image rows from."""
         raise NotImplementedError
 
     def read_embeds(self, output: Any) -> torch.Tensor:

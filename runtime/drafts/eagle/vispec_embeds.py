@@ -24,7 +24,7 @@ class VisualEmbeds:
     def __init__(
         self, name: str, engine: Engine, graph: str, size: int, batch: int, max_hidden: int, max_places: int
     ):
-        """`most_rows`: of a pass over one prompt's rows; `most_places`: of any pass."""
+        """`max_hidden`: of a pass over one prompt's rows; `max_places`: of any pass."""
         self._engine, self._name = engine, name
         self._batch, self._most = batch, batch + max_hidden
         self._shape = self._most, size

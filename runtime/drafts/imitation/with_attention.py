@@ -32,7 +32,7 @@ def imitation(draft: DraftInfo, decoder: Decoder) -> SelfDraft:
 
 
 class Attending(SelfDraft):
-    """An imitation network with attention. It runs over every row that leaves the target's layer n: of prompts (`on_rows`),
+    """An imitation network with attention. It runs over every row that leaves the target's layer n: of prompts (`on_hidden_states`),
     of steps on the trunk (`rows`, `passed`), and of passes in which it drafted nothing (`on_pass`)."""
 
     needs_prompt_hidden: ClassVar[bool] = True
