@@ -11,11 +11,11 @@ import numpy as np
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.interfaces import kept_attention, positions_shape
 from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, Limits, RelativeBias
-from ...runtime.bundle.text_layout import NOTHING, TextLayout
 from ...runtime.decoder.device.logits_processors import of_cycle, of_request
 from ...runtime.decoder.masks import CausalMask, encoder_mask, relations
 from ...runtime.decoder.token_tree import TokenTree
 from ...runtime.engines.base import DTYPES
+from ...runtime.graphs.text_layout import NOTHING, TextLayout
 from ...runtime.sampling.logits_processors import Processors
 from ..drafts.common.base import Draft
 from .capture import Captured

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..common.errors import BundleError
-from .text_layout import TextLayout
+from ..graphs.text_layout import TextLayout
 
 if TYPE_CHECKING:
     from .manifest import DraftCache, DraftInfo, GraphInfo, Manifest, ValueInfo

@@ -12,8 +12,8 @@ import pytest
 from vlmexport.runtime.bundle.combined_drafts import combinations
 from vlmexport.runtime.bundle.interfaces import DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.text_layout import WORDS, TextLayout
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
+from vlmexport.runtime.graphs.text_layout import WORDS, TextLayout
 from vlmexport.runtime.measure.pass_costs import runnable
 from vlmexport.runtime.session.session import Session
 

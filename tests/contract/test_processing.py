@@ -10,8 +10,8 @@ import onnxruntime as ort
 import pytest
 from vlmexport.exporter.parity.compare import device_feeds
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.text_layout import CONTEXT, WORDS
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.graphs.text_layout import CONTEXT, WORDS
 from vlmexport.runtime.sampling.logits_processors import Processors
 
 from tests.support.onnx_session import onnx_session

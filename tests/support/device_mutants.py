@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.text_layout import CONTEXT
 from vlmexport.runtime.common.errors import NumericsError
 from vlmexport.runtime.decoder.device import logits_processors
 from vlmexport.runtime.decoder.device.logits_processors import DeviceLogitsProcessors
@@ -23,6 +22,7 @@ from vlmexport.runtime.drafts.eagle.layer_pass import EaglePass
 from vlmexport.runtime.engines.base import DTYPES, View
 from vlmexport.runtime.engines.buffers import HostBuffer
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
+from vlmexport.runtime.graphs.text_layout import CONTEXT
 
 from tests.support import lossless
 from tests.support.engines import memory, recording_device

@@ -1,6 +1,6 @@
 """What a request changes of logits where they lie on a device, by the graphs `penalties` and `repeats`.
 
-The text stays on the device from cycle to cycle (`bundle/text_layout.py`), each of which brings its last tokens.
+The text stays on the device from cycle to cycle (`graphs/text_layout.py`), each of which brings its last tokens.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...bundle.manifest import Limits
-from ...bundle.text_layout import CONTEXT, NOTHING, WORDS, TextLayout, valid_ids
 from ...engines.base import DTYPES, Call, Engine, View
+from ...graphs.text_layout import CONTEXT, NOTHING, WORDS, TextLayout, valid_ids
 
 NEVER = CONTEXT + 1
 """So many tokens before a place are never compared: what lies there is never forbidden."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .manifest import Limits
+    from ..bundle.manifest import Limits
 
 CONTEXT = 7
 """Tokens that may decide whether the next one is forbidden: n-grams and words have at most one more."""
