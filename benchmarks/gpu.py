@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from vlmexport.runtime import Bundle, Session
-from vlmexport.runtime.bundle.interfaces import CHANGING
 from vlmexport.runtime.cli import main as command
 from vlmexport.runtime.common.errors import VlmexportError
 from vlmexport.runtime.engines.cuda import Cuda
+from vlmexport.runtime.graphs.on_device import CHANGING
 from vlmexport.runtime.hardware.devices import DEVICES, RTX_TARGETS
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure.fit import roofline

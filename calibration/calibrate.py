@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..runtime.bundle.combined_drafts import FIRST, SIGN
+from ..runtime.bundle.combined_drafts import SIGN
 from ..runtime.commands import options
 from ..runtime.speedup.predict import MIN_SPEEDUP
 from ..runtime.tuning.survey import MINUTES
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..runtime.bundle.manifest import Manifest
-
-LONG, SHORT = f"{FIRST}{SIGN}", f"pl{SIGN}"
-"""How names of combinations begin, and what a table shows of that."""
 
 LIMIT = 48
 """Requests that are decoded: what they accept differs from request to request, and half of them judge the choice."""
@@ -144,8 +141,9 @@ def show(report: dict[str, Any], out: Console) -> None:
             f"{row['tokens_per_cycle']:.2f}", f"{row['break_even']:.2f}",
         )  # fmt: skip
     out.print(table)
-    if any(short_name(row["draft"]) != row["draft"] for row in report["predictions"]):
-        out.print(f"{SHORT}: {LONG}", style="dim", markup=False)
+    firsts = {row["draft"].partition(SIGN)[0] for row in report["predictions"] if SIGN in row["draft"]}
+    for first in sorted(firsts):
+        out.print(f"{_initials(first)}{SIGN}: {first}{SIGN}", style="dim", markup=False)
     choice = report["costs"]["choice"]
     if choice["draft"] is None:
         out.print(f"\nChosen: plain decoding; {_not_chosen(report)}", style="bold", markup=False)
@@ -168,7 +166,12 @@ def show(report: dict[str, Any], out: Console) -> None:
 
 def short_name(draft: str) -> str:
     """A combination's name for a column of a table, where its second part is what tells it from others."""
-    return SHORT + draft.removeprefix(LONG) if draft.startswith(LONG) else draft
+    first, sign, second = draft.partition(SIGN)
+    return f"{_initials(first)}{sign}{second}" if sign else draft
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("-"))
 
 
 def _not_chosen(report: dict[str, Any]) -> str:

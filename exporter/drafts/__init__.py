@@ -5,6 +5,7 @@ A new kind is a file with a `DraftKind` and one line in `KINDS`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,9 @@ from ...runtime.common.errors import ExportError
 from ...runtime.common.paths import is_folder, path_text
 
 if TYPE_CHECKING:
+    from ...runtime.bundle.manifest import DraftInfo
     from ..common.aliases import Alias
+    from ..families.common.layer_skip import Sublayers
     from .common.base import Draft, DraftKind
 
 KINDS: dict[str, tuple[str, str]] = {
@@ -69,6 +72,12 @@ def open_draft(folder: Path) -> Draft:
         known = ", ".join(k.name for k in draft_kinds() if k.trained)
         raise ExportError(f"{folder} holds a draft of kind {name!r:.80}; this version knows {known}")
     return kind.load(folder)
+
+
+def left_out(drafts: Iterable[DraftInfo]) -> Sublayers | None:
+    """What one of a manifest's drafts leaves out of the target, which the manifest says whole; None where none does."""
+    told = (draft_kind(draft.kind).left_out(draft) for draft in drafts if draft.kind in KINDS)
+    return next((skip for skip in told if skip is not None), None)
 
 
 def shipped_drafts(alias: Alias | None) -> list[Draft]:

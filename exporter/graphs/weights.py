@@ -17,10 +17,11 @@ import onnx_ir as ir
 import torch
 
 from ...runtime.bundle.float32_view import as_float32
-from ...runtime.bundle.interfaces import Values, interface
+from ...runtime.bundle.interfaces import interface
 from ...runtime.bundle.manifest import FLOATS, Manifest
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.graphs.role import Values
 from ..checkpoint.tensors import Place, TensorFiles
 from ..common.disk_full import FULL
 from .dtypes import ONNX, TORCH, stored_bytes

@@ -14,9 +14,10 @@ from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint
 from ..common.memory import fits_whole, whole_parity_bytes
+from ..drafts import left_out
 from ..drafts.common.base import Draft
 from ..families.common.base import Family
-from ..families.common.layer_skip import Sublayers, disregarded
+from ..families.common.layer_skip import disregarded
 from ..families.registry import family_for
 from ..graphs.quantize import LIMITS
 from .capture import Captured, capture
@@ -107,10 +108,9 @@ def _without(
     model: Any, exact: Any, family: Family, manifest: Manifest, kind: str, inputs: Any
 ) -> Captured | None:
     """`Captured.without`, of the decoder in one piece; None where no draft leaves anything out."""
-    skipped = next((draft.skipped for draft in manifest.drafts if draft.skipped is not None), None)
-    if skipped is None:
+    skip, ends = left_out(manifest.drafts), (0, manifest.decoder.num_layers)
+    if skip is None:
         return None
-    skip, ends = Sublayers.of(skipped.attention, skipped.mlp), (0, manifest.decoder.num_layers)
     with disregarded(family.language, family.parts(model).layers, skip):
         found = capture(model, family, kind, ends, inputs)
     with disregarded(family.language, family.parts(exact).layers, skip):

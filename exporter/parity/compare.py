@@ -9,13 +9,14 @@ from functools import partial
 import numpy as np
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.bundle.interfaces import kept_attention, positions_shape
 from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, Limits, RelativeBias
 from ...runtime.decoder.device.logits_processors import of_cycle, of_request
 from ...runtime.decoder.masks import CausalMask, encoder_mask, relations
 from ...runtime.decoder.token_tree import TokenTree
+from ...runtime.drafts.layer_skip_kind import kept_attention
 from ...runtime.engines.base import DTYPES
 from ...runtime.graphs.text_layout import NOTHING, TextLayout
+from ...runtime.graphs.values import positions_shape
 from ...runtime.sampling.logits_processors import Processors
 from ..drafts.common.base import Draft
 from .capture import Captured

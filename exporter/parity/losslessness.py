@@ -118,7 +118,11 @@ def _arms(manifest: Manifest, drafts: Sequence[DraftInfo]) -> list[tuple[str, st
     """What is called how, the draft that it decodes with, and options of `generate`."""
     nodes = min(NODES, manifest.widest_tree - 1)
     arms: list[tuple[str, str, dict[str, Any]]] = [(draft.name, draft.name, {}) for draft in drafts]
-    arms += [(f"{draft.name} (trees)", draft.name, {"draft_nodes": nodes}) for draft in drafts if draft.ranks]
+    arms += [
+        (f"{draft.name} (trees)", draft.name, {"draft_nodes": nodes})
+        for draft in drafts
+        if draft.options.offers_trees
+    ]
     return [*arms, (f"{WRONG} ({drafts[0].name})", drafts[0].name, {})]
 
 

@@ -13,7 +13,7 @@ from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..common.adapter_names import check_merged
 from ..common.memory import return_large_buffers
-from ..drafts import open_draft, shipped_drafts
+from ..drafts import left_out, open_draft, shipped_drafts
 from ..drafts.common.base import Draft
 from . import check_parity
 from .losslessness import LosslessRow, check_losslessness, failures
@@ -127,7 +127,7 @@ def _drafts(
                 f"({draft.name}, {str(draft.fingerprint)[:19]})"
             )
     for name, entry in wanted.items():
-        if name not in found and entry.skipped is None:  # of which the manifest says all
+        if name not in found and left_out([entry]) is None:  # of which the manifest says all
             graphs = ", ".join(entry.graphs.values())
             report.notes.append(f"{graphs} was not compared: give its draft's folder with --draft")
     return list(found.values())

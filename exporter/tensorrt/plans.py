@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.bundle.interfaces import reads_prompts
 from ...runtime.bundle.manifest import FileInfo
 from ...runtime.bundle.plans import planned
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.graphs.registry import reads_prompts
 from ..graphs.retype import WIDE_RESIDUAL
 from . import api
 from .builder import BuiltPlan, build_plan

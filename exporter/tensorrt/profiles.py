@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...runtime.bundle.interfaces import DRAFT_LAYERS
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.common.errors import ExportError
 from ...runtime.decoder.forward_pass import PREFILL_WIDTH
 from ...runtime.decoder.kv_cache import cache_len_step
 from ...runtime.engines.device import ALIGNMENT
+from ...runtime.graphs.registry import graph_role
+from ...runtime.graphs.role import PREFILL, REQUEST, TOKEN, VERIFY
 from ...runtime.images.processors import tiles
 from ...runtime.images.processors.patches import settings_of
 
@@ -105,42 +106,45 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
     prefill = _range(1, 128, min(PREFILL_WIDTH, sizes.max_length + sizes.max_width))
     verify = _range(1, sizes.verify_width, sizes.max_width)
     rows = _range(1, sizes.verify_width, sizes.max_batch * sizes.max_width)
-    widths: list[tuple[str, Range, Range]] = [
-        ("prefill", prefill, alone),
-        ("token", (1, 1, 1), batch),
-        ("verify", verify, rows),
-    ]
-    if role in ("vision", "encoder", "cross_kv"):
-        units = _range(1, USUAL_UNITS, sizes.max_units)
-        windows = _range(1, USUAL_UNITS // 16, sizes.max_windows)
-        ranges = {"batch": alone, "source": source, "units": units, "windows": windows}
-        if role == "vision":  # a picture that is cut into tiles mostly fills as many as there can be
-            whole = sizes.max_units
-            ranges |= {"tiles": (1, sizes.max_tiles, sizes.max_tiles), "rows": (1, whole, whole)}
-        return [Profile("request", ranges)]
-    if role == "adaptor":
-        return [Profile("request", {"image_rows": _range(1, sizes.usual_source, sizes.max_length)})]
-    if role == "commit":
-        widths = [("verify", verify, rows)]
-    elif role not in ("embed", "segment", "head", "fusion", *DRAFT_LAYERS) and not prompts:
-        widths = widths[1:]  # other graphs of drafts see no prompt, and a prompt's mask comes from the host
+    phases = graph_role(role).plan_phases(prompts)
+    if REQUEST in phases:
+        return [Profile(REQUEST, {"batch": alone, "source": source, **_picture_ranges(sizes)})]
+    widths: dict[str, tuple[Range, Range]] = {
+        PREFILL: (prefill, alone),
+        TOKEN: ((1, 1, 1), batch),
+        VERIFY: (verify, rows),
+    }
     visual = sizes.max_batch + max(PREFILL_WIDTH, sizes.max_width)
     found = [
         Profile(
             name,
             {
-                "batch": prefilled if name == "prefill" else batch,
+                "batch": prefilled if name == PREFILL else batch,
                 "source": source,
                 "width": width,
                 "span": verify,
-                "sources": prefill if name == "prefill" else rows,
+                "sources": prefill if name == PREFILL else rows,
                 "rows": wanted,
                 "visual": (1, visual, visual),
             },
         )
-        for name, width, wanted in widths
+        for name, (width, wanted) in widths.items()
+        if name in phases
     ]
-    return [p for p in found if p.name != "verify" or sizes.max_width > 1 or len(found) == 1]
+    return [p for p in found if p.name != VERIFY or sizes.max_width > 1 or len(found) == 1]
+
+
+def _picture_ranges(sizes: Sizes) -> dict[str, Range]:
+    """Of what reads a picture: its units and windows in a tower of any size, its tiles, which a picture that is cut into some
+    mostly fills, and its rows."""
+    whole = sizes.max_units
+    return {
+        "units": _range(1, USUAL_UNITS, whole),
+        "windows": _range(1, USUAL_UNITS // 16, sizes.max_windows),
+        "tiles": (1, sizes.max_tiles, sizes.max_tiles),
+        "rows": (1, whole, whole),
+        "image_rows": _range(1, sizes.usual_source, sizes.max_length),
+    }
 
 
 def _range(low: int, usual: int, high: int) -> Range:

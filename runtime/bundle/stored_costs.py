@@ -235,11 +235,9 @@ def default_draft(manifest: Manifest, draft: DraftInfo, plain: Curve) -> DraftCo
     layer = 12 * decoder.hidden_size  # parameters of a layer per hidden unit: attention 4, feed-forward 8
     all_layers = layer * decoder.num_layers
     head = words / (words + all_layers)
-    if draft.heads is not None:
-        return DraftCosts(once=draft.heads * head * one)
-    if draft.skipped is not None:
-        left_out = (4 * len(draft.skipped.attention) + 8 * len(draft.skipped.mlp)) / (12 * decoder.num_layers)
-        return DraftCosts(propose=((1 - head) * (1 - left_out) + head) * one)
+    shares = draft.options.usual_shares(manifest, head)
+    if shares is not None:
+        return DraftCosts(once=shares.once * one, propose=shares.propose * one)
     if draft.layer is None:
         return DraftCosts(propose=OWN_GRAPH * one) if draft.graphs else FREE
     trunk = (1 - head) * draft.layer / decoder.num_layers

@@ -199,7 +199,7 @@ def _measure_here(
     as_json: bool,
 ) -> dict[str, Any]:
     """The report of the engine of a device."""
-    from ..bundle.interfaces import CHANGING
+    from ..graphs.on_device import HOST_ROLES
     from ..hardware import machine
     from ..measure.profile.host import time_cycles
     from ..measure.profile.local import time_here
@@ -211,7 +211,7 @@ def _measure_here(
     with Session.load(bundle, device, threads=threads) as session:
         engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
         if engine.host_memory:  # the decoder reads embedding rows from the table, and makes masks itself
-            found = [point for point in found if point.graph not in ("embed", "mask", *CHANGING)]
+            found = [point for point in found if point.graph not in HOST_ROLES]
         if not as_json:
             log.info("timing graphs on the engine %s: %d sizes, taking turns", engine.name, len(found))
         with showing(as_json) as progress:

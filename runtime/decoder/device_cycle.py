@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..bundle.interfaces import CHANGING
 from ..engines.base import DTYPES, Call, Engine, Program, View, dtype_name
+from ..graphs.on_device import CHANGING
 from .device.draft_chain import DeviceChain, Sent
 from .device.logits_processors import DeviceLogitsProcessors, LogitsChanges
 from .device.packed_buffers import FLAG, FLOAT, INT, Fields, HostFields

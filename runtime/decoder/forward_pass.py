@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..bundle.interfaces import positions_shape
 from ..bundle.manifest import Manifest
 from ..common.errors import CapacityError, OptionError, PromptError
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
 from ..engines.buffers import HostBuffer
+from ..graphs.values import positions_shape
 from .device_cycle import OnDevice, is_supported
 from .embedding import Embedding
 from .encoder import Encoder
@@ -41,8 +41,8 @@ OnRows = Callable[[int, View], None]
 
 
 def _tapped(manifest: Manifest) -> set[int]:
-    """Layers after which a pass leaves its rows: `taps`, and those of drafts that attend over such rows."""
-    taps = {layer for draft in manifest.drafts for layer in draft.taps or ()}
+    """Layers after which a pass leaves its rows: those that drafts read besides their own, and those of drafts that attend over such rows."""
+    taps = {layer for draft in manifest.drafts for layer in draft.options.tap_layers}
     return taps | {
         draft.layer for draft in manifest.drafts if draft.name in manifest.attending and draft.layer
     }

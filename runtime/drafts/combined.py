@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from ..sampling.verify import Verdict
     from ..speculative.sequence import Sequence
 
-SHORTEST = 2
-"""Tokens that must have stood before. After a single one a trained draft is right more often: `benchmarks/combination.py`."""
-
 
 class FallbackProposer(Proposer):
     """Proposes what `first` does, and for sequences of which that knows nothing what `second` does. Both are told

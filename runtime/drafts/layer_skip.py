@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, ClassVar
 
-from ..bundle.interfaces import kept_attention
 from ..common.errors import BundleError, NumericsError, OptionError
 from ..decoder.token_tree import TokenTree
 from ..speculative.early_stop import ending
 from ..speculative.proposer import Proposer
+from .layer_skip_kind import kept_attention
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo

@@ -194,6 +194,6 @@ def resolve(
     if length is None and nodes is None and chosen.name == defaults.draft:
         nodes = None if defaults.draft_nodes is None else min(defaults.draft_nodes, widest - 1)
     if length is None:
-        length = min(defaults.draft_length if chosen.heads is None else chosen.heads, widest - 1)
+        length = min(chosen.options.most_tokens or defaults.draft_length, widest - 1)
     policy = FixedLength(length, threshold, nodes)
     return Settings(**request, draft=chosen, draft_length=length, policy=policy)

@@ -438,7 +438,7 @@ class Session:
             most = Budget.chain(manifest.widest_tree - 1)
             trees, chains = measured_trees(manifest), measured_chains(manifest)
             untrained = [draft.name for draft in manifest.drafts if not draft.trained]
-            heads = {draft.name: draft.heads for draft in manifest.drafts if draft.heads is not None}
+            heads = {d.name: n for d in manifest.drafts if (n := d.options.most_tokens) is not None}
             found = Adaptive(costs, most, learn, threshold, trees, chains, untrained, heads)
             self._controllers[learn, threshold] = found
         return found

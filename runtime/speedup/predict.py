@@ -178,7 +178,7 @@ def choose_by_reward(
 def longest_drafts(manifest: Manifest, table: CostTable) -> dict[str, int]:
     """How many tokens each draft of the table may propose: what was timed, and as many as it has heads."""
     widest = max(1, min(manifest.widest_tree, max(table.plain.measured)) - 1)
-    heads = {draft.name: draft.heads for draft in manifest.drafts}
+    heads = {draft.name: draft.options.most_tokens for draft in manifest.drafts}
     return {name: min(widest, heads[name] or widest) for name in table.drafts}
 
 

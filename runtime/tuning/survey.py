@@ -26,7 +26,7 @@ from ..bundle.stored_acceptance import StoredAcceptance, stored_acceptance
 from ..bundle.stored_costs import StoredChoice, with_combinations
 from ..bundle.stored_entries import check_report
 from ..common.errors import BundleError, OptionError
-from ..drafts import KINDS
+from ..graphs.registry import draft_kinds
 from ..hardware import machine
 from ..measure.benchmark import Progress, measured_costs, time_passes
 from ..measure.pass_costs import runnable
@@ -73,8 +73,9 @@ Requests = Sequence[Mapping[str, Any]]
 
 def budgets(draft: DraftInfo, widest: int) -> list[Budget]:
     """What a draft is observed under, at most `widest` drafted tokens."""
-    depth = min(CHAIN if draft.heads is None else draft.heads, widest)
-    trees = [Budget(nodes, depth) for nodes in TREES if depth < nodes <= widest and draft.ranks is not None]
+    options = draft.options
+    depth = min(options.most_tokens or CHAIN, widest)
+    trees = [Budget(nodes, depth) for nodes in TREES if depth < nodes <= widest and options.offers_trees]
     return [Budget.chain(depth), *trees]
 
 
@@ -85,7 +86,7 @@ def check_calibration(manifest: Manifest, data: str | None, by: str) -> list[Dra
     """
     if by not in BY:
         raise OptionError(f"--by {by!r:.80} is not one of {', '.join(BY)}")
-    drafts = [draft for draft in manifest.drafts if draft.kind in KINDS]
+    drafts = [draft for draft in manifest.drafts if draft.kind in draft_kinds()]
     if not drafts:
         raise OptionError("this bundle has no draft, so there is nothing to choose from")
     if by == "reward" and not any(draft.layer for draft in drafts):

@@ -175,7 +175,9 @@ def test_a_trained_layer_is_built_and_drafts_as_eval_says(
     assert "eagle" in {row["graph"] for row in report.parity} and report.cuts == [0, target.num_layers]
     with Session.load(tmp_path / "b") as session:
         info = session.bundle.manifest.draft("eagle")
-        assert info is not None and info.cache is not None and info.fingerprint == draft.fingerprint
+        assert (
+            info is not None and info.options.own_cache is not None and info.fingerprint == draft.fingerprint
+        )
         assert session.bundle.manifest.policy.draft == "eagle"
         counted = counted_by_the_runtime(session, told, "eagle", length, NEW, reuse_prompt=True)
     assert counted["chain"] == [found.cycles, found.evaluated, found.accepted]

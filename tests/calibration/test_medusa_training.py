@@ -174,7 +174,8 @@ def test_a_trained_draft_is_built_and_drafts(
     assert "medusa" in {row["graph"] for row in report.parity} and report.cuts == [0, target.num_layers]
     with Session.load(tmp_path / "b") as session:
         info = session.bundle.manifest.draft("medusa")
-        assert info is not None and (info.heads, info.ranks, info.tree) == (HEADS, 10, draft.tree)
+        assert info is not None and (entry := info.to_dict())
+        assert (entry["heads"], entry["ranks"], entry["tree"]) == (HEADS, 10, draft.tree)
         assert session.bundle.manifest.policy.draft == "medusa" and info.fingerprint == draft.fingerprint
         accepted = {}
         for name, options in (("chain", {"draft_length": HEADS}), ("tree", {"draft_nodes": 12})):

@@ -228,7 +228,7 @@ def test_a_trained_vispec_layer_drafts_as_eval_says(seeing: Target, told: Record
     assert report.cuts == [0, seeing.num_layers]
     with Session.load(tmp_path / "b") as session:
         info = session.bundle.manifest.draft("vispec")
-        assert info is not None and info.queries == 3 and info.fingerprint == draft.fingerprint
+        assert info is not None and info.to_dict()["queries"] == 3 and info.fingerprint == draft.fingerprint
         assert session.bundle.manifest.policy.draft == "vispec"
         assert all(record.image is not None for record in told)
         counted = counted_by_the_runtime(session, told, "vispec", length, NEW)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle.combined_drafts import combinations
-from vlmexport.runtime.bundle.interfaces import DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo
+from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
+from vlmexport.runtime.graphs.registry import draft_kinds
 from vlmexport.runtime.graphs.text_layout import WORDS, TextLayout
 from vlmexport.runtime.measure.pass_costs import runnable
 from vlmexport.runtime.session.session import Session
@@ -57,7 +58,8 @@ def test_the_host_waits_once_for_a_cycle(
     rig: Rig = rigs(family, engine)
     own = layered(rig)
     shapes = [("early-exit", 3), ("imitation", 5), ("early-exit", 8), ("prompt-lookup", 5), (None, 0)]
-    layers = [draft for draft in own if draft in DRAFT_LAYERS]
+    kinds = draft_kinds()
+    layers = [draft for draft in own if issubclass(kinds[draft].options, LayerOptions)]
     shapes += [*((draft, 3) for draft in own), *((draft, 8) for draft in layers)]
     _waits_once(rig, engine, shapes, monkeypatch, own)
 

@@ -72,7 +72,7 @@ def test_networks_with_attention_get_native_plans(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str
 ) -> None:
     bundle = copied(tiny_bundle(name), tmp_path)
-    assert any(draft.kind == "imitation" and draft.cache for draft in bundle.manifest.drafts)
+    assert any(draft.kind == "imitation" and draft.options.own_cache for draft in bundle.manifest.drafts)
     planned_in_full(bundle, "sm86", "fp16")
 
 

@@ -159,7 +159,7 @@ def test_it_drafts_in_a_bundle_and_goes_out_as_it_came(llama: Path, tmp_path: Pa
     assert {"eagle3", "fusion"} <= {row["graph"] for row in report.parity}
     with Session.load(tmp_path / "bundle") as session:
         (entry,) = [draft for draft in session.bundle.manifest.drafts if draft.kind == "eagle3"]
-        assert entry.taps == [1, 2, 4]
+        assert entry.options.tap_layers == [1, 2, 4]
         ids = [11, 70, 200, 41, 5]
         plain = session.generate_tokens(ids, max_new_tokens=16, draft="none").tokens
         for name in ("eagle3", "prompt-lookup+eagle3"):

@@ -19,8 +19,8 @@ from vlmexport.exporter.parity import check_parity
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.bundle.interfaces import reads_prompts
 from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
+from vlmexport.runtime.graphs.registry import reads_prompts
 from vlmexport.runtime.measure.inspection import kv_bytes_per_layer, kv_bytes_per_token
 
 from tests.support.tiny_bundles import seeded, stir, untrained_draft

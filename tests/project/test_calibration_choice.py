@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from vlmexport.runtime.bundle.manifest import DraftInfo
 from vlmexport.runtime.bundle.stored_costs import StoredChoice
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
@@ -105,7 +106,7 @@ def test_what_the_first_requests_rule_out() -> None:
 
 
 def test_every_way_stands_once() -> None:
-    draft = SimpleNamespace(name="heads", heads=4, ranks=10)
+    draft = DraftInfo.parse({"name": "heads", "kind": "medusa", "heads": 4, "ranks": 10}, "draft")
     manifest = SimpleNamespace(drafts=[draft], widest_tree=16)
     ways = script.every_way(manifest, [Arm("heads", Budget(4, 4)), Arm("heads", Budget(6, 3))])
     trees = [f"heads, tree of {n}, {d} deep" for n, d in ((6, 3), (8, 4), (15, 4))]

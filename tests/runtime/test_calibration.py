@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import vlmexport.runtime
+from vlmexport.runtime.bundle.manifest import DraftInfo
 from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.bundle.stored_costs import StoredCosts
 from vlmexport.runtime.common.errors import OptionError
@@ -67,10 +68,7 @@ class Script:
 
 
 def draft(name: str, **fields: Any) -> Any:
-    return SimpleNamespace(
-        name=name,
-        **{"kind": "medusa", "heads": 3, "ranks": 4, "layer": None, "tree": None, "graphs": {}, **fields},
-    )
+    return DraftInfo.parse({"name": name, "kind": "medusa", "heads": 3, "ranks": 4, **fields}, "draft")
 
 
 HEADS, SLOW = draft("heads"), draft("slow", kind="imitation", heads=None, ranks=None, layer=2)

@@ -827,9 +827,10 @@ def test_timing_leaves_the_session_as_it_was(tiny_bundle: Bundles, family: str) 
     assert set(costs.drafts) == {draft.name for draft in bundle.manifest.drafts}
     for draft in bundle.manifest.drafts:
         found = costs.drafts[draft.name]
-        if draft.heads is not None:
+        options = draft.options
+        if options.most_tokens is not None:
             assert found == DraftCosts(once=found.once) and found.once > 0
-        elif draft.cache is not None or draft.skipped is not None:
+        elif draft.layer is None and (options.own_cache is not None or draft.kind == "draft-and-verify"):
             assert found == DraftCosts(propose=found.propose) and found.propose > 0
         elif draft.layer is None:
             assert found == FREE

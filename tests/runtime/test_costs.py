@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vlmexport.runtime.bundle.manifest import DraftInfo
 from vlmexport.runtime.bundle.stored_costs import (
     CACHED_BYTES,
     FROM_CACHE,
@@ -102,8 +103,8 @@ def test_curves_by_hand() -> None:
 
 def manifest(costs: list[Any] | None = None, size: int = CACHED_BYTES + 1) -> Any:
     """What picking a table reads of a manifest: SmolLM2's shape with an early exit after 10 of 30 layers."""
-    draft = lambda name, layer, graphs: SimpleNamespace(  # noqa: E731
-        name=name, layer=layer, graphs=graphs, heads=None, skipped=None
+    draft = lambda name, layer, graphs: DraftInfo(  # noqa: E731
+        name=name, kind=name.partition("@")[0], layer=layer, graphs=graphs
     )
     return SimpleNamespace(
         costs=costs or [],

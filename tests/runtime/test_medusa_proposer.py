@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from vlmexport.runtime.bundle.manifest import DraftInfo
 from vlmexport.runtime.common.errors import BundleError
 from vlmexport.runtime.drafts.medusa.medusa import Medusa
 from vlmexport.runtime.drafts.medusa.static_tree import grow, within
@@ -116,7 +117,8 @@ def test_a_manifest_that_lies_is_refused_in_one_line(tiny_bundle: Callable) -> N
             ([-1, 0, 1, 2], "needs 4 heads of 1 ranks, the draft has 3 of 10"),
         ):
             with pytest.raises(BundleError, match=message):
-                Medusa(replace(draft, tree=tree), session.decoder)
+                entry = draft.to_dict() | {"tree": tree}
+                Medusa(DraftInfo.parse(entry, "draft"), session.decoder)
 
 
 def test_a_vocabulary_that_names_no_token_or_one_twice_is_refused(

@@ -23,17 +23,17 @@ pytest.importorskip("torch", reason="building the bundles needs [export]")
 
 import vlmexport.runtime
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.bundle.interfaces import reads_prompts
 from vlmexport.runtime.bundle.manifest import LOWERINGS, Manifest, ValueInfo
 from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import InputError, OptionError
 from vlmexport.runtime.engines.base import DTYPES
+from vlmexport.runtime.graphs.registry import graph_role, reads_prompts
 from vlmexport.runtime.measure.profile import commands, points, results
 from vlmexport.runtime.measure.profile import page as page_of
 from vlmexport.runtime.measure.profile.host import Cycles
 from vlmexport.runtime.measure.profile.page import page
-from vlmexport.runtime.measure.profile.report import PER_REQUEST, build_report, table_of
+from vlmexport.runtime.measure.profile.report import build_report, table_of
 from vlmexport.runtime.measure.profile.results import Layer, Timing
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
@@ -284,7 +284,7 @@ def synthetic(manifest: Manifest, name: str = "head") -> list[Timing]:
     layers = [Layer("<script>alert(1)</script>", 0.5, 0.9, "gemm")]
     found = []
     for graph, info in manifest.graphs.items():
-        profile = "request" if info.role in PER_REQUEST else "token"
+        profile = "request" if graph_role(info.role).per_request else "token"
         found.append(Timing(graph, profile, 1, [1.0, 2.0, 9.0], 1.9 if graph == name else 0.1, layers))
         if profile == "token":
             found.append(Timing(graph, "verify", 4, [2.0, 3.0, 9.0]))

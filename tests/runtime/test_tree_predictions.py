@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vlmexport.runtime.bundle.manifest import DraftInfo
 from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.medusa.static_tree import grow, within
@@ -41,7 +41,7 @@ def played(order: list[int], budget: Budget, cycles: int, seed: int = 0) -> Stat
 
 
 def draft(tree: list[int] | None) -> Any:
-    return SimpleNamespace(name="heads", tree=tree)
+    return DraftInfo.parse({"name": "heads", "kind": "medusa", "tree": tree}, "draft")
 
 
 def test_the_rank_of_what_was_right_is_counted_among_its_siblings() -> None:

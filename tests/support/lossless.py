@@ -29,6 +29,7 @@ from vlmexport.runtime.speedup.stats import Stats
 from tests.support.oracle import NEVER, Request
 from tests.support.rig import Rig
 from tests.support.tiny_bundles import ATTENDING, BUNDLES
+from tests.support.toy_heads import without_tree
 
 LENGTHS = (1, 2, 3, 5, 8, 16)
 LIMITS = (1, 2, 3, 40)
@@ -129,7 +130,7 @@ def _bundled(kind: str) -> Callable[[Rig, Items[int]], Any]:
 def _attending(rig: Rig, truth: Items[int]) -> Any:
     """The imitation network with attention, which bundles of two cuts have."""
     draft = rig.manifest.draft(f"imitation@{ATTENDING}")
-    assert draft is not None and draft.cache is not None
+    assert draft is not None and draft.options.own_cache is not None
     return proposers.create(draft, rig.decoder)
 
 
@@ -150,8 +151,8 @@ def _branching(tree: bool) -> Callable[[Rig, Items[int]], Any]:
 
     def make(rig: Rig, truth: Items[int]) -> Any:
         draft = next(d for d in rig.manifest.drafts if d.kind == "medusa")
-        assert draft.tree is not None
-        proposer = proposers.create(draft if tree else replace(draft, tree=None), rig.decoder)
+        assert draft.options.static_tree is not None
+        proposer = proposers.create(draft if tree else without_tree(draft), rig.decoder)
         proposer.nodes = NODES  # type: ignore[attr-defined]
         return proposer
 

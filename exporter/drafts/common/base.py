@@ -14,6 +14,7 @@ from ....runtime.common.errors import ExportError, OptionError
 from .files import draft_name
 
 if TYPE_CHECKING:
+    from ....runtime.bundle.manifest import DraftInfo
     from ...families.common.base import Family, GraphSpec
     from ...families.common.layer_skip import Sublayers
     from ...graphs.weights import WeightRef, WeightStore
@@ -166,6 +167,10 @@ class DraftKind(ABC):
     def skipping(self, skip: Sublayers) -> Draft:
         """The draft that leaves out these sublayers of the target. OptionError for a kind that leaves out none."""
         raise OptionError(f"--skip-attention and --skip-mlp are not for {self.name}; leave them out")
+
+    def left_out(self, draft: DraftInfo) -> Sublayers | None:
+        """What a draft of a manifest leaves out of the target, for a kind of which the manifest says all; else None."""
+        return None
 
     def recognises(self, folder: Path) -> bool:
         """Whether `folder` holds a draft of this kind in somebody else's format, which `load` reads too."""

@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
-from ....runtime.bundle.interfaces import positions_shape
 from ....runtime.common.errors import UnsupportedModelError
+from ....runtime.graphs.values import positions_shape
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import LayerCache
 from ...graphs.hooks import export_hooks, rotary_angles

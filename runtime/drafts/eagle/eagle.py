@@ -28,6 +28,7 @@ from ...speculative.proposer import Proposer
 from ...speedup.budget import Budget
 from .dynamic_tree import Growth
 from .layer_pass import Beside, EaglePass
+from .layer_role import LayerOptions
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
@@ -67,8 +68,9 @@ class Eagle(Proposer):
     role: ClassVar[str] = "eagle"
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
-        graph = draft.graphs.get(self.role)
-        if graph is None or draft.cache is None or draft.ranks is None:
+        graph, cache = draft.graphs.get(self.role), draft.options.own_cache
+        ranks = draft.options.ranks if isinstance(draft.options, LayerOptions) else None
+        if graph is None or cache is None or ranks is None:
             raise BundleError(
                 f"manifest: draft {draft.name!r} has no graph of a layer; build the bundle again"
             )
@@ -83,7 +85,7 @@ class Eagle(Proposer):
         )
         self._widest = max(PREFILL_WIDTH, decoder.max_width)
         self._pass = EaglePass(
-            draft.name, graph, decoder, draft.cache, draft.ranks, self._widest, self._beside(graph, decoder)
+            draft.name, graph, decoder, cache, ranks, self._widest, self._beside(graph, decoder)
         )
         self._arena = self._pass.arena
         # Rows of the target that wait for the next pass: [places, slots, E].

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from ...bundle.interfaces import TAPPED
 from ...common.errors import BundleError
 from ...engines.base import DTYPES
 from .eagle import Eagle
+from .eagle3_kind import TAPPED
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
@@ -30,10 +30,10 @@ class Eagle3(Eagle):
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
         fusion = draft.graphs.get("fusion")
-        if fusion is None or draft.taps is None:
+        if fusion is None or not draft.options.tap_layers:
             raise BundleError(f"manifest: draft {draft.name!r} joins no rows; build the bundle again")
         super().__init__(draft, decoder)
-        self._decoder, self._fusion, self._layers = decoder, fusion, draft.taps
+        self._decoder, self._fusion, self._layers = decoder, fusion, draft.options.tap_layers
         rows = max(self._widest, decoder.arena.max_batch * decoder.max_width)
         self._joined = self._engine.allocate(
             f"{draft.name}.joined", rows * self._size * DTYPES[self._dtype].itemsize

@@ -17,6 +17,7 @@ from ...decoder.vision import Vision
 from ...speculative.proposer import Picture
 from .eagle import Eagle
 from .vispec_embeds import VisualEmbeds
+from .vispec_kind import VispecOptions
 from .vispec_pairs import Pair, Seen, pairs_of, slots_before
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Vispec(Eagle):
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
         adaptor = draft.graphs.get("adaptor")
-        if adaptor is None or draft.queries is None:
+        queries = draft.options.queries if isinstance(draft.options, VispecOptions) else None
+        if adaptor is None or queries is None:
             raise BundleError(f"manifest: draft {draft.name!r} has no adaptor; build the bundle again")
         super().__init__(draft, decoder)
         self._adaptor = Vision(decoder.engine, adaptor)

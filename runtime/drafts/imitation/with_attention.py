@@ -28,7 +28,7 @@ from .self_draft import SelfDraft
 
 def imitation(draft: DraftInfo, decoder: Decoder) -> SelfDraft:
     """The proposer of a draft of this kind: with keys and values, or row by row."""
-    return SelfDraft(draft, decoder) if draft.cache is None else Attending(draft, decoder)
+    return SelfDraft(draft, decoder) if draft.options.own_cache is None else Attending(draft, decoder)
 
 
 class Attending(SelfDraft):

@@ -25,6 +25,7 @@ from ...engines.buffers import HostBuffer
 from ...sampling.sampler import draw
 from ...speculative.proposer import Proposer
 from ...speedup.budget import Budget
+from .medusa_kind import MedusaOptions
 from .static_tree import Parents, grow, within
 
 if TYPE_CHECKING:
@@ -57,19 +58,21 @@ class Medusa(Proposer):
     needs_hidden: ClassVar[bool] = True
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
-        graph = draft.graphs.get("medusa")
-        if graph is None or draft.heads is None or draft.ranks is None:
+        graph, options = draft.graphs.get("medusa"), draft.options
+        if not isinstance(options, MedusaOptions) or graph is None:
             raise BundleError(f"manifest: draft {draft.name!r} has no graph of heads; build the bundle again")
-        self.name, self._graph, self._tree = draft.name, graph, draft.tree
+        if options.heads is None or options.ranks is None:
+            raise BundleError(f"manifest: draft {draft.name!r} has no graph of heads; build the bundle again")
+        self.name, self._graph, self._tree = draft.name, graph, options.tree
         self.draft_graph = graph
-        self._heads, self._ranks = draft.heads, draft.ranks
+        self._heads, self._ranks = options.heads, options.ranks
         self._vocabulary = decoder.manifest.text.vocab_size
         if self._tree:
             _, depths, ranks = within(self._tree, Budget(len(self._tree) + 1, len(self._tree)))
-            if max(ranks) >= draft.ranks or max(depths) >= draft.heads:
+            if max(ranks) >= options.ranks or max(depths) >= options.heads:
                 raise BundleError(
                     f"manifest: the tree of draft {draft.name!r} needs {max(depths) + 1} heads of {max(ranks) + 1} ranks, the "
-                    f"draft has {draft.heads} of {draft.ranks}; build the bundle again"
+                    f"draft has {options.heads} of {options.ranks}; build the bundle again"
                 )
         self._engine, batch = decoder.engine, decoder.arena.max_batch
         self._size, self._dtype, self._batch = decoder.manifest.decoder.hidden_size, decoder.dtype, batch
