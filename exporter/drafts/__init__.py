@@ -1,6 +1,6 @@
 """Draft kinds: what proposes tokens to a target, as graphs of a bundle and as folders on disk. One file per kind.
 
-A new kind is a file with a `DraftKind` and one line in `KINDS`.
+A new kind is its own files, of which one has a `DraftKind`, and one line in `KINDS`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def open_draft(folder: Path) -> Draft:
         ExportError: a file is missing or damaged, or the kind is not one of this version's trained ones.
     """
     from .common.files import DESCRIPTION, draft_folder, read_document
-    from .eagle.speculators_format import model_type
+    from .eagle.speculators_format import SPECULATORS, model_type
     from .named import check_folder
 
     if not is_folder(folder):
@@ -62,7 +62,7 @@ def open_draft(folder: Path) -> Draft:
             return found.load(folder)
     if not (folder / DESCRIPTION).exists() and (other := model_type(folder)) is not None:
         raise ExportError(
-            f"{folder} is a checkpoint of speculators of type {other!r}; this version reads eagle and eagle3"
+            f"{folder} is a checkpoint of speculators of type {other!r}; this version reads {kinds_written_as(SPECULATORS)}"
         )
     check_folder(folder)
     folder = draft_folder(folder)
@@ -72,6 +72,11 @@ def open_draft(folder: Path) -> Draft:
         known = ", ".join(k.name for k in draft_kinds() if k.trained)
         raise ExportError(f"{folder} holds a draft of kind {name!r:.80}; this version knows {known}")
     return kind.load(folder)
+
+
+def kinds_written_as(form: str) -> str:
+    """Names of the kinds whose drafts have a place in a format of others, for a sentence."""
+    return " and ".join(kind.name for kind in draft_kinds() if form in kind.forms)
 
 
 def left_out(drafts: Iterable[DraftInfo]) -> Sublayers | None:

@@ -153,6 +153,8 @@ class DraftKind(ABC):
     """Whether a search makes those folders, out of what the target has, in place of training."""
     has_layer: ClassVar[bool]
     """Whether its drafts branch off the decoder after a layer, which is a cut of the bundle."""
+    forms: ClassVar[tuple[str, ...]] = ()
+    """Formats of others, of `early_checks.FORMS`, that its drafts can be written in."""
     draft_length: ClassVar[int] = 5
     """Tokens per cycle where it is a bundle's default and the request names no number."""
 

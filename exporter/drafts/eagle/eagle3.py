@@ -22,7 +22,7 @@ from ..common.published import PublishedKind, rotary_notices
 from . import eagle3_checkpoint
 from .eagle3_network import ROWS, Eagle3Config, Eagle3Network
 from .layer_draft import LayerDraft, traced_layer
-from .speculators_format import Verifier, model_type, of_verifier
+from .speculators_format import SPECULATORS, Verifier, model_type, of_verifier
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -158,6 +158,7 @@ class Eagle3Kind(PublishedKind):
     name = Eagle3Draft.kind
     title = "a layer like EAGLE's that reads rows of three layers"
     draft_length = 3
+    forms = (SPECULATORS,)
     draft = Eagle3Draft
 
     def is_published(self, folder: Path) -> bool:

@@ -26,6 +26,8 @@ from .speculators_format import Verifier, document, renamed
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 TYPE = "eagle3"
+VERSION = "0.9.0"
+"""Of the package `speculators`: the one that `benchmarks/export_draft.py` compares with."""
 NAMES = {"midlayer.": "layers.0.", "lm_head.": "head."}
 UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
 """Variants of speculators whose norms stand elsewhere."""
@@ -111,7 +113,7 @@ def speculators_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """(`config.json`, tensors) of the type `eagle3`."""
     config = network.config
-    found = document(TYPE, config, verifier) | {
+    found = document(TYPE, VERSION, config, verifier) | {
         "architectures": ["Eagle3Speculator"],
         "draft_vocab_size": config.proposed,
         "norm_before_residual": config.norm_before_residual,

@@ -31,8 +31,10 @@ from ..common.published import (
 )
 from .eagle_network import EagleConfig, EagleNetwork
 
-VERSIONS = {"eagle": "0.2.0", "eagle3": "0.9.0"}
-"""Type → version of the package that `benchmarks/export_draft.py` compares with."""
+SPECULATORS = "speculators"
+"""The format's name in `early_checks.FORMS`."""
+VERSION = "0.2.0"
+"""Of the package, for the type `eagle`: the one that `benchmarks/export_draft.py` compares with."""
 NAMES = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
 """Prefix of a tensor of `EagleNetwork` → prefix of the type `eagle`."""
 TARGETS = (TABLE, "lm_head.weight")
@@ -80,8 +82,8 @@ def of_verifier(folder: Path) -> dict[str, Any]:
     return {"name": verifier.name or "", "architectures": list(verifier.architectures)}
 
 
-def document(kind: str, layer: EagleConfig, verifier: Verifier) -> dict[str, Any]:
-    """What every type's `config.json` has; `kind` is both its type and its algorithm."""
+def document(kind: str, version: str, layer: EagleConfig, verifier: Verifier) -> dict[str, Any]:
+    """What every type's `config.json` has; `kind` is both its type and its algorithm, `version` that of the package."""
     inner = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -103,7 +105,7 @@ def document(kind: str, layer: EagleConfig, verifier: Verifier) -> dict[str, Any
         inner["max_position_embeddings"] = verifier.positions
     return {
         "speculators_model_type": kind,
-        "speculators_version": VERSIONS[kind],
+        "speculators_version": version,
         "torch_dtype": "float32",
         "transformer_layer_config": inner,
         "speculators_config": {
@@ -128,7 +130,7 @@ def eagle_checkpoint(network: EagleNetwork, verifier: Verifier) -> tuple[dict[st
         raise ExportError(
             "the type 'eagle' of speculators has no place for biases of queries, keys and values alone, which this draft has"
         )
-    found = document("eagle", config, verifier) | {
+    found = document("eagle", VERSION, config, verifier) | {
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
         "transformer_layer_architecture": "LlamaDecoderLayer",
         "layernorms": False,
