@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vlmexport.exporter.families.common.images import sampled_video
+from vlmexport.exporter.families.vision.patch_settings import sampled_video
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.pipeline.prepare import prepare
 from vlmexport.runtime.common.errors import OptionError, UnsupportedModelError

@@ -21,9 +21,9 @@ from ...checkpoint.load import Checkpoint
 from ...graphs.composer import Composer
 from ...graphs.weights import WeightStore
 from ..common.base import GraphSpec
-from ..common.images import canvas_list, tiled_image
 from .base import Calls
 from .clip import ClipVision
+from .tile_settings import canvas_list, tiled_image
 
 
 class _Lines(nn.Module):

@@ -27,8 +27,8 @@ from ...graphs.composer import Composer
 from ...graphs.hooks import attend, attention, attention_named, replaced, rotary
 from ...graphs.weights import WeightStore
 from ..common.base import GraphSpec, check_common
-from ..common.images import patched_image, sampled_video
 from .base import Calls, Vision
+from .patch_settings import patched_image, sampled_video
 
 RANDOM_UNITS = (5, 3)
 """(rows, columns) of units of a random picture: not a whole number of windows."""
