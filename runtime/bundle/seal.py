@@ -4,20 +4,19 @@ It is the last field, `sha256`, over the canonical JSON of everything else: sort
 without a fraction. Printing a manifest in another layout or order changes nothing, another value does. A manifest
 without the field is of an older vlmexport, or edited on purpose: it opens, and only `check="size"` accepts it.
 
-    python -m vlmexport.runtime.bundle.checksum BUNDLE     # after an edit of your own: writes the field anew
+`checksum.py` is the command that writes the field anew after an edit of your own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..common.atomic_files import atomic_write
-from ..common.errors import BundleError, VlmexportError
+from ..common.errors import BundleError
 
 FIELD = "sha256"
 RESEAL = "python -m vlmexport.runtime.bundle.checksum"
@@ -78,23 +77,3 @@ def replace_manifest(path: Path, document: Mapping[str, Any]) -> None:
     """Write the manifest in one step, so that a reader finds the old one or the new. Raises `OSError`."""
     with atomic_write(path) as stream:
         stream.write(manifest_text(document).encode())
-
-
-def main(arguments: list[str]) -> int:
-    """Write the checksum of the bundles named by `arguments` anew; returns the exit status."""
-    from .folder import reseal  # here: `folder` imports this module
-
-    if not arguments:
-        sys.stderr.write(f"usage: {RESEAL} BUNDLE ...\n")
-        return 2
-    try:
-        for folder in arguments:
-            reseal(Path(folder))
-    except VlmexportError as error:
-        sys.stderr.write(f"vlmexport: {error}\n")
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
