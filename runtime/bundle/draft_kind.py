@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .draft_options import DraftOptions
 
 if TYPE_CHECKING:
-    from ..decoder.forward_pass import Decoder
     from ..graphs.role import GraphRole
-    from ..speculative.proposer import Proposer
     from .draft_info import DraftInfo
     from .manifest import Manifest
+
+
+Propose: TypeAlias = "Callable[[DraftInfo, Any], Any]"
+"""(draft, `Decoder`) → `Proposer`. These types lie above the manifest, which knows the kinds."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,11 @@ class DraftKind:
     """A kind. `propose` makes the proposer of a draft, once per session; it imports what that needs when it is called."""
 
     name: str
-    propose: Callable[[DraftInfo, Decoder], Proposer]
+    propose: Propose
     roles: tuple[GraphRole, ...] = ()
     """Of graphs that its drafts bring."""
     options: type[DraftOptions] = DraftOptions
-    propose_first: Callable[[DraftInfo, Decoder], Proposer] | None = None
+    propose_first: Propose | None = None
     """The proposer of one that is asked before another draft (`combined_drafts.py`); None for kinds that are not."""
 
 
