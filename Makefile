@@ -51,14 +51,14 @@ bench-gpu: install
 	$(BIN)/python -m benchmarks.gpu --all --save $(if $(FOLDER),--folder $(FOLDER))
 
 fuzz: install
-	$(BIN)/python -m tests.fuzz.campaign --seed $(SEED) --first $(FIRST) \
+	$(BIN)/python -m tests.integration.fuzz.campaign --seed $(SEED) --first $(FIRST) \
 		$(if $(COUNT),--count $(COUNT),--minutes $(MINUTES)) $(if $(SAVE),--save $(SAVE)) $(if $(FOLDER),--folder $(FOLDER))
 
 soak: install
-	$(BIN)/python -m tests.soak.soak --requests $(REQUESTS) --seed $(SEED)
+	$(BIN)/python -m tests.integration.soak.soak --requests $(REQUESTS) --seed $(SEED)
 
 kill: install
-	$(BIN)/python -m tests.kill.campaign --points $(POINTS) $(if $(SAVE),--save $(SAVE))
+	$(BIN)/python -m tests.integration.kill.campaign --points $(POINTS) $(if $(SAVE),--save $(SAVE))
 
 # The site, into site/. The reference is made from the code; a broken link is an error.
 docs: install

@@ -2,9 +2,9 @@
 
     make fuzz MINUTES=10 SEED=1
     make fuzz COUNT=2500 FIRST=5000 SEED=1 SAVE=part-3.json          # 10,000 in four calls; then
-    python -m tests.fuzz.campaign --merge part-1.json part-2.json part-3.json part-4.json
-    python -m tests.fuzz.campaign --minutes 10 --seed 1 [--kind image --kind draft] [--save FILE.json]
-    python -m tests.fuzz.campaign --case image:1:42          # one case again: kind, seed, number
+    python -m tests.integration.fuzz.campaign --merge part-1.json part-2.json part-3.json part-4.json
+    python -m tests.integration.fuzz.campaign --minutes 10 --seed 1 [--kind image --kind draft] [--save FILE.json]
+    python -m tests.integration.fuzz.campaign --case image:1:42          # one case again: kind, seed, number
 
 A case is a function of (kind, seed, number); the kinds take turns, so that a case also has a place in the whole series,
 from which `--first` and `--count` choose. Ctrl-C and SIGTERM end a campaign after the case that runs, with its table
@@ -36,8 +36,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1")  # neither would theirs
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from tests.fuzz.cases import Case, Verdict, judge  # noqa: E402
-from tests.fuzz.kinds import KINDS  # noqa: E402
+from tests.integration.fuzz.cases import Case, Verdict, judge  # noqa: E402
+from tests.integration.fuzz.kinds import KINDS  # noqa: E402
 
 
 def imported() -> None:

@@ -6,7 +6,7 @@ import random
 import re
 from typing import Any
 
-from tests.fuzz.mutate import mutate_json
+from tests.integration.fuzz.mutate import mutate_json
 
 GRAMMAR: dict[str, tuple[str, ...]] = {
     "text": (

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tests.fuzz.mutate import ODD, mutate_json
+from tests.integration.fuzz.mutate import ODD, mutate_json
 
 STRINGS = (
     "", " ", "a", "e", "▁", "Ġ", "é", "\0", "ab", "the", "</w>", "##", "</s>", "<unk>", "\U0001f642", "x" * 90, "a" * 3000, "ﬁ", "\u0301",

@@ -1,10 +1,10 @@
 """Commands that write are killed (SIGKILL) before each system call that touches their output, and run again.
 
     make kill POINTS=200
-    python -m tests.kill.campaign --points 200 [--command build --command compile] [--save FILE.json]
-    python -m tests.kill.campaign --command compile --points 200 --first 100 --count 100 --save part-2.json
-    python -m tests.kill.campaign --merge part-1.json part-2.json --save FILE.json
-    python -m tests.kill.campaign --command compile --point 42           # one case again
+    python -m tests.integration.kill.campaign --points 200 [--command build --command compile] [--save FILE.json]
+    python -m tests.integration.kill.campaign --command compile --points 200 --first 100 --count 100 --save part-2.json
+    python -m tests.integration.kill.campaign --merge part-1.json part-2.json --save FILE.json
+    python -m tests.integration.kill.campaign --command compile --point 42           # one case again
 
 The points of a command are counted first; where it has more than `--points`, they are spread evenly over all of them. What
 counts as a failure is in killing.py: what was there before is neither the old one nor the new one, the command that is run
@@ -31,8 +31,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # threads would not survive a fork
 os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", HF_HUB_OFFLINE="1")
 
-from tests.kill.killing import EQUAL, FAILED, FINISHED, REFUSED, judge, prepared, spread  # noqa: E402
-from tests.kill.scenes import SCENES  # noqa: E402
+from tests.integration.kill.killing import EQUAL, FAILED, FINISHED, REFUSED, judge, prepared, spread  # noqa: E402
+from tests.integration.kill.scenes import SCENES  # noqa: E402
 
 OUTCOMES = (EQUAL, REFUSED, FINISHED, FAILED)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.kill.scenes import SCENES, Content, Scene, content, place, quietly, units
-from tests.kill.tracer import Trace, traced
+from tests.integration.kill.scenes import SCENES, Content, Scene, content, place, quietly, units
+from tests.integration.kill.tracer import Trace, traced
 from tests.support.forks import forked
 
 LIMIT = 300.0

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BACKEND = 77
 """The release of setuptools that pyproject.toml asks for."""
 ROOMS = ("runtime", "exporter", "calibration")

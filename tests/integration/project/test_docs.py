@@ -17,7 +17,7 @@ from vlmexport.runtime.cli import MOUNTED_COMMANDS, RUNTIME_COMMANDS
 from docs import prose
 from docs.generate.pages import pages
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GENERATED = pages()
 WRITTEN = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").rglob("*.md")])

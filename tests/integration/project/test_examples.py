@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import python_share
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = sorted(
     path
     for room in ("examples", "benchmarks")

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.fuzz.cases import Case, denied, judge
+from tests.integration.fuzz.cases import Case, denied, judge
 from tests.support.programs import environment, program
 from tests.support.published import folders, layouts
 
@@ -58,7 +58,9 @@ def chatter() -> int:
 def test_what_counts_as_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[[], int], problem: str | None
 ) -> None:
-    monkeypatch.setattr("tests.fuzz.cases.MEMORY", 1 << 30)  # a machine of tests may not have the campaign's
+    monkeypatch.setattr(
+        "tests.integration.fuzz.cases.MEMORY", 1 << 30
+    )  # a machine of tests may not have the campaign's
 
     def refusal() -> int:
         sys.stderr.write("vlmexport: no\n")
@@ -76,7 +78,7 @@ def test_what_counts_as_a_failure(
 def test_memory_of_the_process_that_forks_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fuzz.cases.MEMORY", 200 << 20)
+    monkeypatch.setattr("tests.integration.fuzz.cases.MEMORY", 200 << 20)
     held = bytearray(300 << 20)
     held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])
     (tmp_path / "file").write_bytes(bytes(held))
@@ -93,19 +95,19 @@ def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.
         return 0
 
     assert denied(os.getpid()) >= 0.0
-    monkeypatch.setattr("tests.fuzz.cases.denied", lambda process: 60.0)
+    monkeypatch.setattr("tests.integration.fuzz.cases.denied", lambda process: 60.0)
     assert judge(Case(slow, limit=0.5), tmp_path).problem is None
-    monkeypatch.setattr("tests.fuzz.cases.denied", lambda process: 0.0)
+    monkeypatch.setattr("tests.integration.fuzz.cases.denied", lambda process: 0.0)
     assert "hangs" in str(judge(Case(slow, limit=0.5), tmp_path).problem)
 
 
 def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
-    from tests.fuzz.kinds import KINDS
+    from tests.integration.fuzz.kinds import KINDS
 
     every = str(len(KINDS))
     words = ["--count", every, "--seed", "7", "--save", tmp_path / "found.json"]
     words += ["--patience", "20"]  # how fast is not a test's question
-    command = program("tests.fuzz.campaign", *words)
+    command = program("tests.integration.fuzz.campaign", *words)
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
@@ -121,7 +123,7 @@ def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
 
 
 def test_changes_of_folders_are_functions_of_their_seed(tmp_path: Path) -> None:
-    from tests.fuzz.layout_changes import CHANGES, change_folder
+    from tests.integration.fuzz.layout_changes import CHANGES, change_folder
 
     def folder(name: str, seed: int) -> dict[str, bytes]:
         place = tmp_path / name
@@ -141,7 +143,7 @@ def test_changes_of_folders_are_functions_of_their_seed(tmp_path: Path) -> None:
 
 
 def test_a_bundle_of_another_model_differs(tmp_path: Path) -> None:
-    from tests.fuzz.kinds import published as kind
+    from tests.integration.fuzz.kinds import published as kind
 
     name = "HuggingFaceTB--SmolLM2-135M-Instruct"
     model = folders.write(layouts.read(name), tmp_path / "model")
@@ -158,7 +160,7 @@ def test_a_bundle_of_another_model_differs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_campaign_that_is_stopped_says_what_it_found_and_goes_on(tmp_path: Path) -> None:
     def campaign(*words: object) -> list[str]:
-        return program("tests.fuzz.campaign", *words)
+        return program("tests.integration.fuzz.campaign", *words)
 
     shared = ("--kind", "image", "--kind", "data", "--seed", 3)
     parts = [tmp_path / f"{name}.json" for name in ("one", "two", "whole", "merged")]
@@ -198,7 +200,7 @@ def test_a_campaign_that_is_stopped_says_what_it_found_and_goes_on(tmp_path: Pat
 
 
 def test_parts_of_different_kinds_make_one_table(tmp_path: Path) -> None:
-    from tests.fuzz import campaign
+    from tests.integration.fuzz import campaign
 
     def part(kind: str, first: int, last: int, seed: int = 1, *others: str) -> dict[str, Any]:
         row = campaign.new_row() | {"refused": last - first, "most_bytes": last}
@@ -228,8 +230,8 @@ def test_kept_traces_change_nothing_and_are_of_the_same_configuration(tmp_path: 
     code = f"""
 import contextlib, io, json, sys
 from pathlib import Path
-from tests.fuzz.kinds import traces
-from tests.fuzz.kinds.base import command
+from tests.integration.fuzz.kinds import traces
+from tests.integration.fuzz.kinds.base import command
 from tests.support import tiny_models
 
 whole = tiny_models.checkpoint("llama", Path({str(tmp_path / "whole")!r}))
@@ -262,7 +264,7 @@ print(json.dumps([fresh == again, *sizes, len(traces._kept)]))
 
 def test_some_hundred_mixed_requests_on_one_session(tiny_bundle: Callable, tmp_path: Path) -> None:
     words = [tiny_bundle("t5").path, "--requests", "400", "--save", tmp_path / "found.json"]
-    command = program("tests.soak.soak", *words)
+    command = program("tests.integration.soak.soak", *words)
     subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
     found = json.loads((tmp_path / "found.json").read_text())
     # So few requests fill caches still: memory is the business of `make soak`.

@@ -16,7 +16,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from tests.support.fake_trtexec import fake_trtexec
 from tests.support.programs import environment
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "jetson"
 EMULATOR = "tests.support.emulated_jetson"
 

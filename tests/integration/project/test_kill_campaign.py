@@ -16,9 +16,9 @@ import pytest
 from vlmexport.exporter.output import exchange, whole_folder
 from vlmexport.exporter.output.leftovers import remove_leftovers
 
-from tests.kill.killing import EQUAL, FAILED, REFUSED, judge, prepared, spread
-from tests.kill.scenes import SCENES, Scene
-from tests.kill.tracer import NoTracing, traced
+from tests.integration.kill.killing import EQUAL, FAILED, REFUSED, judge, prepared, spread
+from tests.integration.kill.scenes import SCENES, Scene
+from tests.integration.kill.tracer import NoTracing, traced
 from tests.support.programs import environment, program
 
 
@@ -240,7 +240,7 @@ def test_points_are_spread_over_all() -> None:
 
 
 def campaign(*words: object) -> subprocess.CompletedProcess:
-    command = program("tests.kill.campaign", *words)
+    command = program("tests.integration.kill.campaign", *words)
     return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
 

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-LEAN = Path(__file__).parents[2] / "requirements-lean.txt"
+LEAN = Path(__file__).parents[3] / "requirements-lean.txt"
 HUB = "huggingface-hub"
 """What `tokenizers` asks for, to download tokenizers by name."""
 

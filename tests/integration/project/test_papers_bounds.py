@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import papers_bounds as bounds
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_an_exit_by_hand():

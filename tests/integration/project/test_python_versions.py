@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     tomllib = pytest.importorskip("tomli")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = SETTINGS["project"]
 PINNED = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "tokenizers")
@@ -113,7 +113,7 @@ def test_tests_of_the_runtime_are_found_without_torch_and_onnx_runtime(tmp_path:
         "--collect-only",
         "-p",
         "no:cacheprovider",
-        "tests/runtime",
+        "tests/unit/runtime",
     ]
     found = subprocess.run(
         asked, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True

@@ -19,7 +19,7 @@ import typer
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import MOUNTED_COMMANDS, RUNTIME_COMMANDS, build_app
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 TRAINING = ROOT / "docs" / "get-started" / "train-a-draft.md"

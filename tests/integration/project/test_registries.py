@@ -27,7 +27,7 @@ from vlmexport.runtime import families
 
 from tests.support import lossless, rig, tiny_bundles, tiny_models, training_targets
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TESTS = ROOT / "tests"
 HOW_TO = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "how-to").glob("*.md"))
 Tables = Mapping[str, Callable[[], Collection[str]]]
@@ -92,7 +92,9 @@ def _engine_columns() -> set[str]:
 
 
 EXPORTED: Tables = {
-    "the parity table (tests/exporter/test_parity.py)": lambda: _families_named_in("exporter/test_parity.py"),
+    "the parity table (tests/unit/exporter/test_parity.py)": lambda: _families_named_in(
+        "unit/exporter/test_parity.py"
+    ),
     "the docs (docs/reference/models.md)": lambda: _words("docs/reference/models.md"),
 }
 RUN: Tables = {

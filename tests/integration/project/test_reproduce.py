@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.support import tiny_models
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "reproduce.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "results" / "reproduce.md"
 LAYERS = 3
 SMALLER = {
     "--draft-layer 8": "--draft-layer 1", "early-exit@8": "early-exit@1", " --device cuda": "",

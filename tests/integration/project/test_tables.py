@@ -13,7 +13,7 @@ from vlmexport.runtime.cli import main
 from vlmexport.runtime.commands.plans import plans_tables
 from vlmexport.runtime.commands.table import Table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WIDTHS = (60, 80)
 
 

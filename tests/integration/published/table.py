@@ -1,4 +1,4 @@
-"""Writes what the library holds into docs/reference/models.md: `python -m tests.published.table`; `--check` only compares.
+"""Writes what the library holds into docs/reference/models.md: `python -m tests.integration.published.table`; `--check` only compares.
 
 The text between the two marks is this script's.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.published.layouts import Layout, layouts
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- published layouts: begin -->", "<!-- published layouts: end -->"
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     if "--check" not in sys.argv[1:]:
         DOCUMENT.write_text(written(text), "utf-8")
     elif written(text) != text:
-        sys.exit(f"{DOCUMENT} is stale: python -m tests.published.table")
+        sys.exit(f"{DOCUMENT} is stale: python -m tests.integration.published.table")
 
 
 if __name__ == "__main__":

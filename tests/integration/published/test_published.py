@@ -15,7 +15,7 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.common.errors import VlmexportError
 from vlmexport.runtime.images.synthetic import synthetic_image
 
-from tests.published.table import DOCUMENT, written
+from tests.integration.published.table import DOCUMENT, written
 from tests.support.own_generation import difference
 from tests.support.published.answers import Request, Transformers, messages
 from tests.support.published.folders import write
@@ -91,4 +91,4 @@ def requests(own: Transformers) -> list[Request]:
 
 def test_the_document_names_what_the_library_holds() -> None:
     text = DOCUMENT.read_text("utf-8")
-    assert written(text) == text, "python -m tests.published.table"
+    assert written(text) == text, "python -m tests.integration.published.table"

@@ -12,7 +12,7 @@ from vlmexport.exporter.pipeline.prepare import prepare
 from vlmexport.runtime import Session
 from vlmexport.runtime.common.errors import VlmexportError
 
-from tests.published.test_published import TOKENS, requests
+from tests.integration.published.test_published import TOKENS, requests
 from tests.support.own_generation import difference
 from tests.support.published import drafts
 from tests.support.published.answers import Transformers

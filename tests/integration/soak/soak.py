@@ -1,7 +1,7 @@
 """A day's work of a robot in minutes: one session serves thousands of mixed requests; nothing may grow, leak or drift.
 
     make soak REQUESTS=3000
-    python -m tests.soak.soak [BUNDLE] --requests 3000 --seed 0 [--save FILE.json]
+    python -m tests.integration.soak.soak [BUNDLE] --requests 3000 --seed 0 [--save FILE.json]
 
 Requests are drawn from a few dozen: with and without pictures, every draft of the bundle and none, greedy and sampled,
 alone and in batches, some cancelled, past their deadline, stopped by a string, or refused. A request that was served

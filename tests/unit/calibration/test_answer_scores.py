@@ -459,7 +459,7 @@ def test_speedups_come_from_a_bundles_pass_times(target: Target, tmp_path: Path)
 
 
 def test_every_task_is_in_the_help_and_the_docs():
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     docs = (root / "docs" / "how-to" / "measure-a-draft.md").read_text("utf-8")
     shown = " ".join(call("eval", "--help").split())
     assert names() == ["captions", "choices", "exact", "vqa", "yes-no"]

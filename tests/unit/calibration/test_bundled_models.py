@@ -41,7 +41,7 @@ from recipes.models import captioner_of, open_captioner
 from recipes.tiny_drafts import draft_layers, joined
 from tests.support.training_targets import with_answers
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 MODELS = [alias.name for alias in ALIASES if alias.bundled]
 LEAST = {
     "tiny-blip2-flant5": (0.85, 0.91),

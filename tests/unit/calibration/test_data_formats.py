@@ -20,7 +20,7 @@ from vlmexport.runtime.images.video import Video
 
 from tests.support.training_targets import make_target
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def picture(path: Path) -> Path:

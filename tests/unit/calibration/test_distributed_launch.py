@@ -47,7 +47,7 @@ from vlmexport.runtime.common.locks import only_one
 from tests.support.training_targets import make_jsonl, make_target, options
 
 LAUNCHED = {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_MIXED_PRECISION": "no"}
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "how-to" / "training-runs.md"
+DOCUMENTED = Path(__file__).parents[3] / "docs" / "how-to" / "training-runs.md"
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ def test_nothing_that_can_be_used(tmp_path: Path, capsys):
 
 
 def test_the_documented_lines_are_read_as_they_stand(tmp_path: Path, capsys):
-    text = (Path(__file__).parents[2] / "docs" / "how-to" / "your-own-data.md").read_text("utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "your-own-data.md").read_text("utf-8")
     block = text.partition("```json\n")[2].partition("```")[0]
     (tmp_path / "pictures").mkdir()
     for name in ("1.png", "2.png"):

@@ -148,7 +148,7 @@ def test_every_kind_learns_resumes_exactly_and_comes_back(
     target: Target, records: RecordSet, tmp_path: Path, kind: str
 ):
     """What the table of kinds must show of each: see `objectives.base.Objective`."""
-    if kind == "vispec":  # tests/calibration/test_vispec_training.py has targets for it
+    if kind == "vispec":  # tests/unit/calibration/test_vispec_training.py has targets for it
         with pytest.raises(OptionError, match=r"--draft vispec: .* give --draft eagle"):
             objective_for(options_of(kind)(**TRAINED[kind]), target)
         return

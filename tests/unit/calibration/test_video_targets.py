@@ -26,11 +26,11 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import Video, sampled
 from vlmexport.runtime.session.session import Session
 
-from tests.calibration.test_text_cache import assert_same
-from tests.calibration.test_vispec_training import small
 from tests.support.every_kind import counted_by_the_runtime
 from tests.support.qwen_inputs import model_inputs
 from tests.support.training_targets import entering, make_target, own_answers
+from tests.unit.calibration.test_text_cache import assert_same
+from tests.unit.calibration.test_vispec_training import small
 
 FRAMES = [Image.fromarray(np.roll(synthetic_image(60, 90), 4 * at, axis=1)) for at in range(9)]
 NEW = 10

@@ -18,7 +18,7 @@ from vlmexport.runtime import Session
 from tests.support import tiny_models
 from tests.support.tiny_bundles import untrained_layer, untrained_vispec
 
-EXAMPLE = Path(__file__).parents[2] / "examples/clip_llama.py"
+EXAMPLE = Path(__file__).parents[3] / "examples/clip_llama.py"
 
 
 @pytest.fixture(scope="module")

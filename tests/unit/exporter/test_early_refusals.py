@@ -36,7 +36,7 @@ def test_refusals_come_before_pytorch(tiny_bundle: Callable, tmp_path: Path) -> 
     (tmp_path / "a-file").write_text("")
     build = ["build", "--model", "tiny-vit-gpt2", "-o", new]
     evaluate = ["eval", "--model", "tiny-vit-gpt2", "--data", "scenes:heldout:2"]
-    draft = str(Path(__file__).parents[2] / "models/vlmexport_tiny_models/drafts/tiny-vit-gpt2/medusa")
+    draft = str(Path(__file__).parents[3] / "models/vlmexport_tiny_models/drafts/tiny-vit-gpt2/medusa")
     unknown = "unknown model 'tiny-vit-gpt': no alias, folder or hub id; did you mean tiny-vit-gpt2"
     nowhere = "/nowhere is not a draft folder: /nowhere/draft.json cannot be read"
     cases: list[tuple[list[str], str]] = [

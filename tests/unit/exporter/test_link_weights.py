@@ -20,8 +20,8 @@ from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
 
-from tests.exporter.test_precision import answers
 from tests.support import tiny_models
+from tests.unit.exporter.test_precision import answers
 
 QUICK = {("blip2-t5", "float16"), ("qwen2.5-vl", "float32"), ("llama-tied", "bfloat16")}
 CASES = [

@@ -12,8 +12,8 @@ import torch
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 
-from tests.exporter.test_decoder_graphs import Reference, chain, start
 from tests.support import tiny_models
+from tests.unit.exporter.test_decoder_graphs import Reference, chain, start
 
 TOKENS, SOURCE = [0, 8, 30, 22, 17, 50, 61, 4, 19], [5, 9, 3]
 

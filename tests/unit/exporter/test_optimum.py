@@ -18,7 +18,7 @@ pytest.importorskip(
     "optimum.commands.optimum_cli", reason="optimum is not installed: pip install '.[optimum]'"
 )
 
-REGISTER = Path(__file__).resolve().parents[2] / "src" / "optimum" / "commands" / "register"
+REGISTER = Path(__file__).resolve().parents[3] / "src" / "optimum" / "commands" / "register"
 
 
 @pytest.fixture(scope="module")

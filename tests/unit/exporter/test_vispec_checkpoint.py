@@ -18,9 +18,9 @@ from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import ExportError, OptionError
 
-from tests.exporter.test_eagle_checkpoint import HEADS, VOCABULARY, WIDTH
-from tests.exporter.test_eagle_checkpoint import published as layer
 from tests.support import tiny_models
+from tests.unit.exporter.test_eagle_checkpoint import HEADS, VOCABULARY, WIDTH
+from tests.unit.exporter.test_eagle_checkpoint import published as layer
 
 
 def published(

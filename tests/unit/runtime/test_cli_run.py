@@ -573,7 +573,7 @@ def test_table_plot_report_and_demo_say_the_same_speed_up(
 
 def summary_of_demo(report: dict[str, Any]) -> str:
     """What `make demo` says at its end of a report."""
-    place = Path(__file__).parents[2] / "examples" / "demo.py"
+    place = Path(__file__).parents[3] / "examples" / "demo.py"
     found = importlib.util.spec_from_file_location("demo", place)
     assert found is not None and found.loader is not None
     demo = importlib.util.module_from_spec(found)

@@ -44,7 +44,7 @@ TABLES = {
     "heads with a host": CostTable(CACHE, {"draft": DraftCosts(once=0.06, host=1.4)}, host=0.8),
 }
 EVERY = pytest.mark.parametrize("name", TABLES)
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def recorded() -> dict[str, CostTable]:

@@ -14,7 +14,7 @@ from vlmexport.runtime.common.errors import BundleError, OptionError
 
 from tests.support import handmade_bundle
 
-BUNDLE_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "bundle.md"
+BUNDLE_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "bundle.md"
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from vlmexport.runtime.bundle.stored_entries import check_report
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError
 
-from tests.fuzz.mutate import mutate_json
+from tests.integration.fuzz.mutate import mutate_json
 from tests.support import handmade_bundle
 
 CHOICE = {

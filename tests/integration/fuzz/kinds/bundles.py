@@ -9,8 +9,14 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz.cases import Case
-from tests.fuzz.mutate import linked_copy, mutate_bytes, mutate_file, mutate_json, mutate_json_bytes
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.mutate import (
+    linked_copy,
+    mutate_bytes,
+    mutate_file,
+    mutate_json,
+    mutate_json_bytes,
+)
 
 from .base import answer_of, command, picture
 

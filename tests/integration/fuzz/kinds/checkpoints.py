@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.fuzz.cases import Case
-from tests.fuzz.mutate import linked_copy, mutate_model_file
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.mutate import linked_copy, mutate_model_file
 
 from .base import command
 from .traces import chosen, warm, with_traces

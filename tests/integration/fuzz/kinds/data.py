@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.cases import Case
-from tests.fuzz.mutate import json_text, mutate_bytes, mutate_json
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.mutate import json_text, mutate_bytes, mutate_json
 
 from .base import call, picture
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.cases import Case
-from tests.fuzz.mutate import json_text, linked_copy, mutate_bytes, mutate_json
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.mutate import json_text, linked_copy, mutate_bytes, mutate_json
 
 from .base import call, picture
 

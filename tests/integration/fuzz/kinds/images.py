@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.fuzz.cases import Case
-from tests.fuzz.mutate import mutate_bytes
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.mutate import mutate_bytes
 
 from .base import call, picture
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.cases import Case
-from tests.fuzz.mutate import json_text, mutate_bytes, mutate_json, paths
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.mutate import json_text, mutate_bytes, mutate_json, paths
 
 from .base import command
 

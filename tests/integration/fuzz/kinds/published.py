@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.cases import Case
-from tests.fuzz.layout_changes import change_folder
-from tests.fuzz.mutate import linked_copy
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.layout_changes import change_folder
+from tests.integration.fuzz.mutate import linked_copy
 
 from .base import call
 from .traces import warm
@@ -79,7 +79,7 @@ def compared(model: Path, bundle: Path) -> str:
     from transformers import GenerationConfig
     from vlmexport.runtime import Session
 
-    from tests.published.test_published import requests
+    from tests.integration.published.test_published import requests
     from tests.support.own_generation import difference
     from tests.support.published.answers import Transformers
 

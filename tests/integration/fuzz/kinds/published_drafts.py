@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.fuzz.cases import Case
-from tests.fuzz.mutate import linked_copy, mutate_bytes, mutate_header, mutate_json
-from tests.fuzz.odd_tensors import odd_kind, odd_table, odd_values
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.mutate import linked_copy, mutate_bytes, mutate_header, mutate_json
+from tests.integration.fuzz.odd_tensors import odd_kind, odd_table, odd_values
 
 from .base import call
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import jinja_sources
-from tests.fuzz.cases import Case
+from tests.integration.fuzz import jinja_sources
+from tests.integration.fuzz.cases import Case
 
 from .base import call
 

@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import tokenizer_parts
-from tests.fuzz.cases import Case
-from tests.fuzz.mutate import json_text, mutate_bytes
+from tests.integration.fuzz import tokenizer_parts
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.mutate import json_text, mutate_bytes
 
 from .base import call
 
@@ -40,7 +40,7 @@ class Seeds:
             handmade_bundle.byte_fallback_tokenizer(),
         ]
         made += [_bert(), _words(), _clip()]
-        bundled = sorted((Path(__file__).parents[3] / "models").glob("*/*/tokenizer.json"))
+        bundled = sorted((Path(__file__).parents[4] / "models").glob("*/*/tokenizer.json"))
         texts = [*(each.to_str() for each in made), *(path.read_text("utf-8") for path in bundled)]
         self._documents: list[dict[str, Any]] = [json.loads(text) for text in texts]
 

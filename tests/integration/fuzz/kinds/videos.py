@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.cases import Case
-from tests.fuzz.mutate import mutate_bytes
+from tests.integration.fuzz.cases import Case
+from tests.integration.fuzz.mutate import mutate_bytes
 
 from .base import call, picture
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.cases import Case
+from tests.integration.fuzz.cases import Case
 from tests.support.forks import forked
 
 from .base import command
