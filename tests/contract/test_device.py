@@ -167,7 +167,7 @@ def test_forced_acceptance_is_that_of_whole_cycles(rigs: Callable, monkeypatch: 
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
-def test_what_a_device_has_no_room_for_the_host_does(rigs: Callable, family: str) -> None:
+def test_oversized_device_work_runs_on_the_host(rigs: Callable, family: str) -> None:
     rig: Rig = rigs(family, "device")
     request = rig.request(54)
     plain = rig.oracle.greedy(request, 12)
@@ -180,7 +180,7 @@ def test_what_a_device_has_no_room_for_the_host_does(rigs: Callable, family: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_where_the_host_must_choose_it_waits_for_every_token(
+def test_host_sampling_waits_for_every_token(
     rigs: Callable, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A threshold needs the probability of a draft before the next one."""
@@ -197,7 +197,7 @@ def test_where_the_host_must_choose_it_waits_for_every_token(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_device_drafts_what_the_host_would(rigs: Callable, family: str) -> None:
+def test_device_drafts_equal_host_drafts(rigs: Callable, family: str) -> None:
     same_drafts(rigs(family, "device"))
     same_drafts(rigs(family, "growing-device"))
     same_drafts(rigs(family, "tensorrt"))
@@ -254,7 +254,7 @@ ON_DEVICES = ("device", "growing-device", "cuda", "tensorrt", "tensorrt-portable
 
 
 @in_turn(holds, turns=2, family=(*FAMILIES, *LIGHT), engine=ON_DEVICES)
-def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, engine: str) -> None:
+def test_device_sessions_equal_cpu_sessions(rigs: Callable, family: str, engine: str) -> None:
     """From pictures and text to text, with every draft and combination of two, alone and in a ragged batch of five with three
     places, greedy and sampled; some end at a string that comes."""
     stops: dict[int, str] = {}
@@ -636,7 +636,7 @@ def test_nothing_is_done_before_it_is_waited_for(device_for: Callable, family: s
     assert not np.array_equal(bench.result(), first)
 
 
-def test_what_is_counted(device_for: Callable) -> None:
+def test_device_calls_are_counted(device_for: Callable) -> None:
     bench = Bench(device_for("llama"))
     device, call = bench.device, bench.bind()
     copy = device.copy(
@@ -675,7 +675,7 @@ def test_a_captured_call_may_come_back(device_for: Callable) -> None:
     assert np.isfinite(bench.result()).all() and len(bench.device.runs) == 4
 
 
-def test_what_was_read_is_a_copy(device_for: Callable) -> None:
+def test_read_returns_a_copy(device_for: Callable) -> None:
     bench = Bench(device_for("llama"))
     values = bench.device.read(bench.inputs["hidden"])
     with pytest.raises(ValueError, match="read-only"):
@@ -692,7 +692,7 @@ def test_memory_holds_nan_unless_it_is_zeroed(device_for: Callable) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_engine_may_compute(
+def test_recording_device_wraps_any_engine(
     device_for: Callable, tiny_bundle: Callable, oracle_for: Callable, family: str
 ) -> None:
     by_onnxruntime = device_for(family)

@@ -102,7 +102,7 @@ def differences(
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", "qwen2", "llava", "blip2-opt"])
-def test_it_computes_the_same(tiny_bundle: Bundles, name: str) -> None:
+def test_folded_graphs_compute_the_same(tiny_bundle: Bundles, name: str) -> None:
     """Prefill, one token, wide passes, trees and ragged batches, over caches whose stale rows are garbage."""
     tiny = tiny_bundle(name)
     forms = folded(tiny.bundle.manifest)
@@ -113,7 +113,7 @@ def test_it_computes_the_same(tiny_bundle: Bundles, name: str) -> None:
             assert far <= CLOSE.get(output, USUAL), f"{graph}: {output} {far:.1e}"
 
 
-def test_it_is_in_the_types_of_the_bundle(tiny_bundle: Bundles) -> None:
+def test_folded_graphs_keep_the_precision(tiny_bundle: Bundles) -> None:
     """Float16, as ONNX Runtime computes both forms on a CPU: the difference is one of rounding."""
     tiny = tiny_bundle("llama-float16")
     manifest = tiny.bundle.manifest

@@ -49,7 +49,7 @@ def test_sampling_equals_plain_sampling(rigs: Callable, family: str, draft: str,
 
 
 @in_pairs(there, family=FAMILIES, engine=ENGINES, draft=[*lossless.DRAFTS, *lossless.MIXED], together=(3, 16))
-def test_a_batch_equals_generate(rigs: Callable, family: str, engine: str, draft: str, together: int) -> None:
+def test_batch_equals_generate(rigs: Callable, family: str, engine: str, draft: str, together: int) -> None:
     """Ragged prompts, limits, end tokens, lengths, seeds and drafts, more requests than are decoded together."""
     rig = rigs(lossless.bundle_of(family, draft), engine)
     lossless.batch(rig, draft, together, 20 if engine == "onnxruntime" and together == 16 else 7)
@@ -108,7 +108,7 @@ def test_the_matrix(
     engine=ENGINES,
     draft=("early-exit", "imitation-attending", "prompt-lookup", "eagle", "vispec", "tree"),
 )
-def test_who_fails_fails_alone(rigs: Callable, family: str, engine: str, draft: str) -> None:
+def test_non_finite_sequence_fails_alone(rigs: Callable, family: str, engine: str, draft: str) -> None:
     lossless.one_ends(rigs(lossless.bundle_of(family, draft), engine), draft)
 
 

@@ -937,7 +937,7 @@ ONCE = {
     ("mutant", "family", "guard"),
     [pytest.param(*case, marks=() if case in ONCE else pytest.mark.slow) for case in CASES],
 )
-def test_the_suite_catches(rigs: Callable, monkeypatch: Patch, mutant: str, family: str, guard: str) -> None:
+def test_mutant_is_killed(rigs: Callable, monkeypatch: Patch, mutant: str, family: str, guard: str) -> None:
     with monkeypatch.context() as patch:
         MUTANTS[mutant].plant(patch)
         with pytest.raises((AssertionError, *MUTANTS[mutant].refused_by)):
@@ -954,7 +954,7 @@ WITHOUT = {(family, guard) for _, family, guard in ONCE}
         for case in sorted({(family, guard) for _, family, guard in CASES})
     ],
 )
-def test_the_same_guards_pass_without_a_mutant(rigs: Callable, family: str, guard: str) -> None:
+def test_guards_pass_without_a_mutant(rigs: Callable, family: str, guard: str) -> None:
     meant = [m.guards[guard] for m in MUTANTS.values() if family in m.families and guard in m.guards]
     for each in dict.fromkeys(meant):
         each(rigs, family)

@@ -107,7 +107,7 @@ def test_a_device_changes_logits_as_the_host_does(graphs: Any) -> None:
     assert min(banned.values()) > 40, banned
 
 
-def test_what_a_device_has_no_room_for_is_the_hosts() -> None:
+def test_oversized_processing_runs_on_the_host() -> None:
     def on_device(**asked: Any) -> Any:
         found = Processors.from_info(GenerationInfo(**asked), (), [7, 8])
         assert found is not None

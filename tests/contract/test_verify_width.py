@@ -91,7 +91,7 @@ def test_drafts_change_no_token(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_it_they_do(tiny_bundle: Callable[[str], TinyBundle], way: str) -> None:
+def test_without_verify_width_tokens_differ(tiny_bundle: Callable[[str], TinyBundle], way: str) -> None:
     """The engine is what the tests need."""
     with opened(tiny_bundle("llama-two-cuts"), width=None) as session:
         plain = plainly(session, prompt())
@@ -184,7 +184,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_seeded_errors_are_seen(
+def test_seeded_errors_are_detected(
     tiny_bundle: Callable[[str], TinyBundle], monkeypatch: pytest.MonkeyPatch, mutant: str
 ) -> None:
     plant, way, length = MUTANTS[mutant]

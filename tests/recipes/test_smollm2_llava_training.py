@@ -327,7 +327,7 @@ def test_rows_of_pictures_that_are_rendered_already_are_those_of_scenes(captione
     assert one.any() and np.array_equal(one, two)
 
 
-def test_where_every_layer_learns_the_projector_does(captioner):
+def test_projector_trains_with_all_layers(captioner):
     model = captioner.model
     learned = [n for n, _ in learning(model, frozen(model, 4))]
     model.requires_grad_(False)

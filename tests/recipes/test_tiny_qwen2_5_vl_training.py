@@ -389,7 +389,7 @@ def test_a_roll_call_of_a_film_says_what_becomes_of_every_kind(tokenizer):
     assert seen == {"move", "appear", "leave", None}
 
 
-def test_what_is_drawn_ahead_by_other_processes_is_what_is_drawn_here(captioner):
+def test_prefetched_batches_equal_local_ones(captioner):
     batches = Batches(captioner, 0, 40, 30, 60, (3, 2, 2))
     here, there = drawn_ahead(batches.of_films, 6, 0), drawn_ahead(batches.of_films, 6, 2)
     for step in range(2, 5):

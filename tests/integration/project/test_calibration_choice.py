@@ -93,7 +93,7 @@ def test_a_run_on_a_machine_that_is_not_steady_is_not_judged(plain: float) -> No
     assert result["discarded"] and result["judged"] is None and result["plain_of_plain"] == plain
 
 
-def test_what_the_first_requests_rule_out() -> None:
+def test_first_requests_rule_out_candidates() -> None:
     found = {
         "plain": [turn(0, 1.0, 1.0)],
         "tree": [turn(0, 1.0, 2.0)],
@@ -104,7 +104,7 @@ def test_what_the_first_requests_rule_out() -> None:
     assert script.close_to_best(found, {"tree"}) == {"plain", "tree", "heads × 2", "heads × 4"}
 
 
-def test_every_way_stands_once() -> None:
+def test_every_drafting_method_appears_once() -> None:
     draft = SimpleNamespace(name="heads", heads=4, ranks=10)
     manifest = SimpleNamespace(drafts=[draft], widest_tree=16)
     ways = script.every_way(manifest, [Arm("heads", Budget(4, 4)), Arm("heads", Budget(6, 3))])

@@ -23,7 +23,7 @@ def test_every_draft_is_named_with_what_it_reached() -> None:
     assert found["drafts"]["n3"]["layer"] == 3 and found["drafts"]["medusa"]["layer"] is None
 
 
-def test_what_cannot_be_one_table_is_refused(tmp_path: Path) -> None:
+def test_incompatible_tables_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="0 targets"):
         script.figures(tmp_path)
     for model in ("tiny-vit-gpt2", "tiny-blip2-flant5"):

@@ -43,7 +43,7 @@ def test_programs_explain_themselves(program):
     assert ast.get_docstring(ast.parse(program.read_text()))
 
 
-def test_what_the_share_of_python_measures_exists():
+def test_python_share_benchmark_finds_its_functions():
     assert all(callable(vars(owner)[name]) for owner, name, _ in python_share.places())
 
 
@@ -81,7 +81,7 @@ def test_no_arguments_is_usage(name):
     assert done.stderr.startswith(f"usage: {name} ") and "Traceback" not in done.stderr
 
 
-def test_the_node_without_ros_says_what_it_needs():
+def test_ros_node_without_ros_names_its_requirements():
     done = run("ros2_node.py")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [

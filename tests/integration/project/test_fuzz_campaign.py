@@ -55,7 +55,7 @@ def chatter() -> int:
         (chatter, "2 lines of errors"), (lambda: 3, "exit status 3"), (lambda: 0, "another answer"), (lambda: 2, None),
     ],
 )  # fmt: skip
-def test_what_counts_as_a_failure(
+def test_failure_verdicts_of_a_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[[], int], problem: str | None
 ) -> None:
     monkeypatch.setattr(
@@ -89,7 +89,7 @@ def test_memory_of_the_process_that_forks_does_not_count(
         assert "GB" in str(judge(Case(devour), tmp_path).problem)
 
 
-def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_cpu_is_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow() -> int:
         time.sleep(2)
         return 0
@@ -101,7 +101,7 @@ def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.
     assert "hangs" in str(judge(Case(slow, limit=0.5), tmp_path).problem)
 
 
-def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
+def test_sample_cases_of_every_kind_pass(tmp_path: Path) -> None:
     from tests.integration.fuzz.kinds import KINDS
 
     every = str(len(KINDS))
@@ -262,7 +262,7 @@ print(json.dumps([fresh == again, *sizes, len(traces._kept)]))
     assert 0 < sizes[3] == sizes[4] < sizes[5]  # used as they are, but not for another configuration
 
 
-def test_some_hundred_mixed_requests_on_one_session(tiny_bundle: Callable, tmp_path: Path) -> None:
+def test_soak_of_mixed_requests(tiny_bundle: Callable, tmp_path: Path) -> None:
     words = [tiny_bundle("t5").path, "--requests", "400", "--save", tmp_path / "found.json"]
     command = program("tests.integration.soak.soak", *words)
     subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)

@@ -34,7 +34,7 @@ def test_no_option_is_cut(
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "generate-data", "search", "calibrate"])
-def test_a_prompt_around_questions_is_told_of(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_help_explains_prompt_templates(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--help"]) == 0
     assert "{question}" in capsys.readouterr().out
 

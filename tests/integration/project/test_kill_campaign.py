@@ -170,7 +170,7 @@ WRITERS: dict[str, tuple[Callable[..., int | None], str]] = {
 
 
 @pytest.mark.parametrize("what", WRITERS)
-def test_a_writer_that_is_careless_is_found(what: str, tmp_path: Path) -> None:
+def test_careless_writer_is_detected(what: str, tmp_path: Path) -> None:
     writer, problem = WRITERS[what]
     scene = Scene(
         lambda world, _: [world / "file"],
@@ -252,7 +252,7 @@ QUICK = ("export-draft", "calibrate --merge", "train imitation")
     [(QUICK, 4), pytest.param(tuple(n for n in SCENES if n not in QUICK), 4, marks=pytest.mark.slow)],
     ids=["quick", "others"],
 )
-def test_some_kills_of_every_command(names: tuple[str, ...], points: int, tmp_path: Path) -> None:
+def test_sample_kills_of_every_command(names: tuple[str, ...], points: int, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="training needs [train]")
     pytest.importorskip("onnxscript", reason="exporting needs [export]")
     saved = tmp_path / "found.json"

@@ -52,7 +52,7 @@ def blocks(page: Path) -> list[Block]:
     return [Block(language, comment or None, text) for comment, language, text in found]
 
 
-def test_the_blocks_that_are_not_run() -> None:
+def test_skipped_readme_blocks_are_known() -> None:
     left_out = [b for b in blocks(ROOT / "README.md") if (b.comment or "").startswith("not run: ")]
     assert {start: f"not run: {why}" for start, why in NOT_RUN.items()} == {
         next((start for start in NOT_RUN if b.text.startswith(start)), b.text): b.comment for b in left_out

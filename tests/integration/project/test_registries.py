@@ -137,7 +137,7 @@ def complaints() -> list[str]:
     ]
 
 
-def test_whatever_is_registered_is_proven() -> None:
+def test_every_registered_kind_has_tests() -> None:
     assert len(_engines()) >= 1
     assert complaints() == []
 

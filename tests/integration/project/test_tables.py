@@ -36,7 +36,7 @@ def check(table: Table, width: float, lines: Iterable[str]) -> None:
 
 
 @pytest.mark.parametrize("width", [60, pytest.param(80, marks=pytest.mark.slow)])
-def test_of_commands_on_a_bundle(
+def test_tables_of_commands_on_a_bundle(
     tiny_bundle: Callable,
     width: int,
     tmp_path: Path,
@@ -132,7 +132,7 @@ def long_rows(manifest: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_of_long_names_and_large_figures(tiny_bundle: Callable, width: int) -> None:
+def test_tables_with_long_names_and_large_figures(tiny_bundle: Callable, width: int) -> None:
     tables = [t for t in long_rows(Bundle.open(tiny_bundle("llama").path).manifest) if isinstance(t, Table)]
     assert len(tables) == 7
     for table in tables:

@@ -89,7 +89,7 @@ def texts(specials: list[str]) -> st.SearchStrategy[str]:
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_text_has_its_usual_ids_also_the_other_way(name: str, data: st.DataObject) -> None:
+def test_token_ids_equal_the_library_and_back(name: str, data: st.DataObject) -> None:
     usual, _, _, template, special = tokenizers_of(name)
     plain = PlainTokenizer(usual)
     plain._brought = lambda *_: "forced"  # type: ignore[method-assign]
@@ -131,7 +131,7 @@ def test_typed_special_tokens_are_the_text_that_the_library_splits(name: str, da
 @pytest.mark.parametrize("name", [name for name in NAMES if tokenizers_of(name)[3]])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_template_writes_the_special_tokens_and_nobody_else(name: str, data: st.DataObject) -> None:
+def test_only_templates_write_special_tokens(name: str, data: st.DataObject) -> None:
     usual, plain, without, template, special = tokenizers_of(name)
     typed = sorted({token for token in usual.special_tokens.values() if "image" not in token})
 

@@ -111,7 +111,7 @@ def test_mme_reads_the_first_four_characters(answer: str, taken: str):
     assert yes_no.verdict(answer) == taken
 
 
-def test_mme_sums_what_papers_print():
+def test_mme_totals_equal_published_tables():
     """Every question right: 2000 and 800."""
     asked = [
         told("yes", "Yes", key=f"{category}/1/{n}")
@@ -254,7 +254,7 @@ print(json.dumps(found.to_dict()))
 """
 
 
-def test_a_java_that_fails_is_noted_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failing_java_is_reported_without_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As the stub of a Mac without Java: there, and never right. METEOR's lock would keep the process for ever."""
     pytest.importorskip("pycocoevalcap")
     (tmp_path / "java").write_text(FAILING_JAVA)
@@ -358,7 +358,7 @@ def test_the_extra_of_captions_is_named(monkeypatch: pytest.MonkeyPatch):
 # --- the command ---
 
 
-def test_a_bound_by_hand():
+def test_score_bound_by_hand():
     assert bound(3.0, 4.0, 0.25) == 1.5 and bound(2.5, 5.0, 0.0) == 2.5
 
 

@@ -119,7 +119,7 @@ def test_the_folder_is_small_and_plain(folder: Path):
     assert sum(files.values()) <= 15_000_000
 
 
-def test_it_sees_and_is_not_too_sure(captioner: Captioner, checks: Checks):
+def test_bundled_model_reads_pictures_with_calibrated_confidence(captioner: Captioner, checks: Checks):
     """What the evaluation measures on 1,000 scenes, within what 32 can say."""
     found = checks.figures()
     assert found["facts"] >= 0.75
@@ -129,14 +129,12 @@ def test_it_sees_and_is_not_too_sure(captioner: Captioner, checks: Checks):
     assert not captioner.asks or found["answers"] >= 0.75
 
 
-def test_a_grey_picture_tells_nothing(captioner: Captioner):
+def test_grey_picture_gives_no_information(captioner: Captioner):
     grey = Checks(captioner, 0, HELDOUT[:32], grey=True)
     assert total_accuracy(map(score_told, grey.captions()[0], grey.scenes)) <= 0.2
 
 
-def test_the_stored_evaluation_is_of_this_file_and_meets_every_must(
-    alias: Alias, folder: Path, captioner: Captioner
-):
+def test_stored_evaluation_meets_every_requirement(alias: Alias, folder: Path, captioner: Captioner):
     found = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())
     assert set(found["musts"]) == set(musts(captioner))
     assert all(must["met"] for must in found["musts"].values()), found["musts"]
@@ -228,7 +226,7 @@ def test_imitation_drafts_leave_room(alias: Alias, captioner: Captioner):
         assert all(s >= low for s, low in zip(found, least.get(alias.name, exits), strict=True))
 
 
-def test_drafts_are_as_good_as_they_say(alias: Alias, target: Target):
+def test_drafts_reach_their_stored_figures(alias: Alias, target: Target):
     """What every draft.json states of all that the model answers, and of the bare exits, holds on other requests, within what
     so few can say."""
     folders = alias.draft_folders()

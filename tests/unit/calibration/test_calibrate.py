@@ -250,9 +250,7 @@ def test_the_reward_of_fastvlm_chooses_among_layers(bundle: Path, data: Path, ca
     assert "is not one of" in refused(capsys, bundle, "--data", data, "--by", "chance")
 
 
-def test_people_are_told_what_was_chosen_and_that_it_is_for_greedy_decoding(
-    bundle: Path, data: Path, capsys: Capture
-) -> None:
+def test_calibrate_prints_its_choice(bundle: Path, data: Path, capsys: Capture) -> None:
     words = ["calibrate", str(bundle), "--data", str(data), "--max-new-tokens", "12", "--dry-run"]
     assert cli.main(words) == 0
     shown = " ".join(capsys.readouterr().out.split())

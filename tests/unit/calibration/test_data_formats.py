@@ -54,7 +54,7 @@ def test_coco_keeps_every_caption_as_reference(tmp_path: Path):
 
 
 @pytest.mark.parametrize("form", ["coco", "nocaps"])
-def test_pictures_that_nobody_described(form: str, tmp_path: Path):
+def test_pictures_without_captions(form: str, tmp_path: Path):
     """COCO's image_info_test2014.json, nocaps_test_image_info.json: the official form without annotations."""
     picture(tmp_path / "COCO_test2014_000000000001.jpg")
     images = [
@@ -176,7 +176,7 @@ def test_the_pictures_of_test_dev_are_those_of_test(subtype: str, inner: str, tm
     assert [r.key for r in load_records(f"vqav2:{path},{tmp_path}")] == ["420"]
 
 
-def test_a_person_may_have_said_nothing(tmp_path: Path):
+def test_empty_human_answers_are_allowed(tmp_path: Path):
     """As in VQA v2's annotations: the question stays, and the blank answer is one of its ten."""
     questions, notes = vqa(tmp_path)
     known = json.loads(notes.read_text())

@@ -46,14 +46,14 @@ def records(*references: tuple[str, ...], task: str | None = None, mixed: bool =
         (RecordSet("r", [Record("a", "?", choices=("b", "c"), references=("c",))]), "exact"),
     ],
 )
-def test_the_score_that_fits(given: RecordSet, task: str | None):
+def test_default_score_follows_the_data(given: RecordSet, task: str | None):
     assert fitting_task(given) == task
     said: list[str] = []
     assert chosen_task("auto", given, True, None, said.append) == task
     assert len(said) == 1 and (f"--task auto: {task}, by" in said[0] if task else "left out" in said[0])
 
 
-def test_what_the_data_is_for_comes_first():
+def test_task_of_the_data_decides_first():
     said: list[str] = []
     assert chosen_task("auto", records(("red",), task="vqa"), False, None, said.append) == "vqa"
     assert chosen_task("none", records(("red",), task="vqa"), True, None, said.append) is None

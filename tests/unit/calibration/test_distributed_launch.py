@@ -72,7 +72,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ({"WORLD_SIZE": "2", "PMI_SIZE": "8", "RANK": "0"}, 2),
     ],
 )
-def test_what_launchers_say(said: Mapping[str, str], count: int | None):
+def test_launcher_variables_are_read(said: Mapping[str, str], count: int | None):
     assert launched_processes(said) == count
 
 
@@ -88,7 +88,7 @@ def test_what_launchers_say(said: Mapping[str, str], count: int | None):
         ({"WORLD_SIZE": "9" * 40}, "is not a number"),
     ],
 )
-def test_what_launchers_say_and_do_not_mean(said: Mapping[str, str], message: str):
+def test_inconsistent_launcher_variables_are_refused(said: Mapping[str, str], message: str):
     with pytest.raises(OptionError, match=message) as caught:
         launched_processes(said)
     assert "torchrun --nproc_per_node" in str(caught.value) and "\n" not in str(caught.value)
@@ -119,7 +119,7 @@ def test_commands_of_one_process_are_refused_to_several(
     run_alone(command)
 
 
-def test_a_gpu_is_of_one_process(nobody: pytest.MonkeyPatch):
+def test_one_process_per_gpu(nobody: pytest.MonkeyPatch):
     nobody.setattr(torch.cuda, "is_available", lambda: True)
     nobody.setattr(torch.cuda, "device_count", lambda: 2)
     assert find_device("cuda:1") == torch.device("cuda:1")
@@ -129,7 +129,7 @@ def test_a_gpu_is_of_one_process(nobody: pytest.MonkeyPatch):
         find_device("cuda:1")
 
 
-def test_two_runs_do_not_write_one_folder(nobody: pytest.MonkeyPatch, tmp_path: Path):
+def test_concurrent_runs_in_one_folder_are_refused(nobody: pytest.MonkeyPatch, tmp_path: Path):
     """Whatever started them: processes without a launcher that says so, or two terminals."""
     target = make_target("llama", tmp_path / "model")
     records = load_records(str(make_jsonl(tmp_path / "data.jsonl", 4, images=False)))
@@ -146,7 +146,7 @@ class Second:
     num_processes, process_index, is_main_process = 2, 1, False
 
 
-def test_a_process_that_is_lost_is_one_line(monkeypatch: pytest.MonkeyPatch):
+def test_lost_process_is_one_line(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RuntimeError, match="shapes differ") as caught, together():
         raise RuntimeError("shapes differ")
     assert not isinstance(caught.value, LostProcessError), "of one process nobody is lost"
@@ -199,7 +199,7 @@ def test_every_process_and_step_draws_numbers_of_its_own(tmp_path: Path, monkeyp
     )
 
 
-def test_others_than_the_first_process_say_nothing(capsys: pytest.CaptureFixture[str]):
+def test_only_the_first_process_logs(capsys: pytest.CaptureFixture[str]):
     second: Any = Second()
     with said_once(second):
         print("from all", file=sys.stderr)

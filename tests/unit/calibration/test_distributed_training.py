@@ -144,7 +144,7 @@ def test_the_command_says_once_how_many_processes_there_are(folder: Path, count:
     assert [json.loads(line)["kind"] for line in logged] == ["train", "validation"]
 
 
-def test_another_number_of_processes_goes_on_where_a_run_was_left(folder: Path):
+def test_resume_with_another_number_of_processes(folder: Path):
     alone, _ = made(folder, "uneven", 1)
     train, held = load_records(str(folder / "data.jsonl")).split(0.2)
     options = ImitationOptions(2, cosine=1.0), LoopOptions(6, 5, lr=3e-3, warmup=2)

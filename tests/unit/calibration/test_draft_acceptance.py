@@ -185,7 +185,7 @@ def test_the_legend_of_a_plot_lies_beside_its_panels(tmp_path: Path, monkeypatch
     )
 
 
-def test_the_target_itself_is_always_accepted(target: Target, told: RecordSet):
+def test_target_as_draft_is_always_accepted(target: Target, told: RecordSet):
     last = target.num_layers
     result = measure(LiveFeatures(target, told, last), nn.Identity(), target, 4)
     assert result.alpha == result.agreement == 1.0

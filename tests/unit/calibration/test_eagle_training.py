@@ -75,7 +75,7 @@ def test_texts_pair_every_row_with_the_token_behind_it(target: Target, told: Rec
 
 
 @torch.no_grad()
-def test_unrolling_is_drafting_from_every_place() -> None:
+def test_unrolling_equals_drafting_from_every_position() -> None:
     """Against drafting from each place by itself, with the target's features before it and own ones behind."""
     layer, steps, count = small_layer(), 3, 7
     generator = torch.Generator().manual_seed(1)
@@ -92,7 +92,7 @@ def test_unrolling_is_drafting_from_every_place() -> None:
     assert shifted(torch.tensor([[1, 2, 3]]), 2).tolist() == [[3, 0, 0]]
 
 
-def test_untrained_it_repeats_its_feature() -> None:
+def test_untrained_layer_repeats_its_feature() -> None:
     network = EagleNetwork(EagleConfig(8, 11, 2, 1, 4, 12))
     rows = torch.randn(1, 3, 8)
     mask = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
@@ -151,7 +151,7 @@ def test_a_layer_turns_rows_as_its_target_does(kind: str, tmp_path: Path) -> Non
     assert bases == [500000.0, 3e4, 10000.0]
 
 
-def test_what_cannot_be_is_refused(target: Target, told: RecordSet, tmp_path: Path) -> None:
+def test_impossible_layer_options_are_refused(target: Target, told: RecordSet, tmp_path: Path) -> None:
     loop = LoopOptions(steps=1)
     with pytest.raises(OptionError, match="--attention-heads 7 does not divide"):
         train_draft(target, told, EagleOptions(attention_heads=7), loop, tmp_path / "b")

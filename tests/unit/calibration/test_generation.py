@@ -107,7 +107,7 @@ def test_generations_of_another_target_are_refused(target: Target, records: Reco
         train_draft(other, data, *options(2, steps=1), tmp_path / "run")
 
 
-def test_two_generations_do_not_write_one_folder(target: Target, records: RecordSet, tmp_path: Path):
+def test_concurrent_generations_in_one_folder_are_refused(target: Target, records: RecordSet, tmp_path: Path):
     out = tmp_path / "data"
     out.mkdir()
     with (
@@ -232,7 +232,7 @@ def test_drawn_answers_depend_on_the_record_alone(target: Target, records: Recor
     check_draws(TorchAnswers(target), records, tmp_path)
 
 
-def test_samples_and_temperature_go_together():
+def test_several_samples_need_a_temperature():
     for bad in ({"temperature": -1.0}, {"temperature": float("nan")}, {"samples": 2}, {"samples": 0}):
         with pytest.raises(OptionError, match=r"--temperature|--samples"):
             GenerationOptions(8, **bad)
@@ -405,7 +405,7 @@ def test_threads_are_set_before_a_bundle_is_exported(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("target", ["llama", "blip2-opt"], indirect=True, scope="module")
-def test_what_the_generation_configuration_asks_for_is_done(target: Target, tmp_path: Path):
+def test_generation_config_is_applied(target: Target, tmp_path: Path):
     """By the model's own `generate` of one request, by `Target.generate` of a batch, and by the runtime alike."""
     folder = tmp_path / "model"
     shutil.copytree(target.checkpoint.folder, folder)

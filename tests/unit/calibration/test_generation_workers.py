@@ -100,7 +100,7 @@ def test_processes_give_the_answers_of_one(
     assert processes() == first, "kept for the next call"
 
 
-def test_one_wave_needs_no_process(bundle: Bundle, one: BundleAnswers, records: list[Record]):
+def test_single_wave_starts_no_process(bundle: Bundle, one: BundleAnswers, records: list[Record]):
     with closing(BundleAnswers(bundle, batch_size=4, threads=2)) as answers:
         assert dict(answers.answer(records[:4], SHORT)) == dict(one.answer(records[:4], SHORT))
         assert list(answers.answer([], SHORT)) == []
@@ -109,7 +109,7 @@ def test_one_wave_needs_no_process(bundle: Bundle, one: BundleAnswers, records: 
     assert processes() == []
 
 
-def test_what_cannot_be_answered_is_said_as_in_one_process(
+def test_unanswerable_records_are_reported_alike(
     one: BundleAnswers, two: BundleAnswers, records: list[Record]
 ):
     asked = [*records[:2], Record("long", "a cat " * 9000), records[2]]
@@ -119,7 +119,7 @@ def test_what_cannot_be_answered_is_said_as_in_one_process(
     assert there == here and list(here) != []
 
 
-def test_an_error_that_nobody_foresaw_keeps_its_type_and_traceback(two: BundleAnswers, records: list[Record]):
+def test_unexpected_worker_error_keeps_type_and_traceback(two: BundleAnswers, records: list[Record]):
     bad = Record("bad", "", ImageRef(scene=(0, -1)))
     with pytest.raises(ValueError, match="outside every split") as caught:
         list(two.answer([*records, bad], SHORT))
@@ -217,7 +217,7 @@ def test_processes_end_with_their_owner_and_log_through_it(
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors as Linux lists them")
-def test_nothing_is_left_open_by_any_ending(bundle: Bundle, records: list[Record]):
+def test_workers_leave_no_open_files(bundle: Bundle, records: list[Record]):
     def opened() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -240,9 +240,7 @@ def test_a_worker_imports_what_it_needs():
     assert done.stdout == "set()\n"
 
 
-def test_a_script_without_a_guard_and_a_parent_that_is_killed(
-    one: BundleAnswers, records: list[Record], folder: Path
-):
+def test_script_without_main_guard_and_killed_parent(one: BundleAnswers, records: list[Record], folder: Path):
     (folder / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(folder / "script.py"), str(one.bundle.path), str(folder / "data.jsonl")]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)

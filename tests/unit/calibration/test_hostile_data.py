@@ -42,7 +42,7 @@ def one_line(capfd: pytest.CaptureFixture, *words: object) -> str:
 # --- data ---
 
 
-def test_lines_that_no_text_is_so_deep_long_or_broken_are_bad_records(tmp_path: Path) -> None:
+def test_malformed_lines_are_bad_records(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     lines = [
         '{"prompt": "\\ud800 cup"}',
@@ -130,7 +130,7 @@ def test_captions_of_the_wrong_types(document: object, tmp_path: Path, capsys: p
      {"tokens": [True]}, {"tokens": [-1]}, {"tokens": 3}, {"image": 3}],
     ids=str,
 )  # fmt: skip
-def test_generated_records_that_nobody_wrote(change: dict, tmp_path: Path) -> None:
+def test_invalid_generated_records_are_refused(change: dict, tmp_path: Path) -> None:
     meta = {"target": {"name": "t", "fingerprint": "f"}, "shards": 1}
     (tmp_path / "generated.json").write_text(json.dumps(meta))
     good = {"key": "a", "prompt": "p", "image": None, "tokens": [1, 2], "text": "x"}
@@ -139,7 +139,7 @@ def test_generated_records_that_nobody_wrote(change: dict, tmp_path: Path) -> No
     assert len(found) == 1 and len(found.problems) == 1
 
 
-def test_tokens_that_the_target_has_not(target: Target, tmp_path: Path) -> None:
+def test_tokens_beyond_the_vocabulary_are_refused(target: Target, tmp_path: Path) -> None:
     records = make_records(tmp_path, "blip2-t5", 2)
     bad = Record("bad", "what?", records[0].image, tokens=(1, target.vocabulary))
     with pytest.raises(InputError, match=rf"record bad has the token {target.vocabulary}; model knows"):
@@ -170,14 +170,14 @@ def test_a_typed_image_token_is_refused_before_training(target: Target, tmp_path
         ("meta", "--device meta is not auto, cpu or"),
     ],
 )
-def test_devices_that_are_not_here(device: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_devices_are_refused(device: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(OptionError, match=message):
         load_target("no/such/model", device)
     assert find_device("cpu") == torch.device("cpu")
 
 
-def test_a_gpu_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_index_out_of_range_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert find_device("cuda:0") == torch.device("cuda:0")
@@ -204,7 +204,7 @@ def test_cuda_without_cuda_is_one_line(
 
 
 @pytest.mark.parametrize("steps", [6, 1])
-def test_a_rate_that_loses_every_number(target: Target, tmp_path: Path, steps: int) -> None:
+def test_diverging_learning_rate_is_reported(target: Target, tmp_path: Path, steps: int) -> None:
     records = make_records(tmp_path, "blip2-t5", 6)
     own, loop = options(2, steps=steps, lr=1e30, warmup=0)
     with pytest.raises(

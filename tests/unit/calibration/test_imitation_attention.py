@@ -55,7 +55,9 @@ def test_whole_texts_hold_the_rows_that_are_learned(target: Target, records: Rec
 @pytest.mark.parametrize(
     "losses", [{}, {"cosine": 1.0, "fusion": "concat"}, {"ce": 0.0, "kd_distance": "tv"}]
 )
-def test_untrained_it_loses_what_the_others_lose(target: Target, told: RecordSet, losses: dict) -> None:
+def test_untrained_attention_has_the_loss_of_the_plain_network(
+    target: Target, told: RecordSet, losses: dict
+) -> None:
     """Both are the early exit then; every loss is there."""
     indices, found = [3, 0, 5], {}
     for heads in (0, 4):
@@ -83,9 +85,7 @@ def test_what_it_learns_from_depends_on_the_prompt(target: Target, told: RecordS
     assert not torch.isclose(before, after)
 
 
-def test_it_learns_and_a_killed_run_ends_with_the_same_weights(
-    target: Target, records: RecordSet, tmp_path: Path
-) -> None:
+def test_training_learns_and_resumes_exactly(target: Target, records: RecordSet, tmp_path: Path) -> None:
     learns_and_resumes(target, records, tmp_path, "imitation", attention_heads=4)
     draft = ImitationDraft.load(tmp_path / "whole")
     assert draft.attends and draft.network.attention is not None
@@ -111,7 +111,7 @@ def test_a_draft_of_cached_texts_is_that_of_live_ones(
     assert all(torch.equal(again[name], value) for name, value in cached.items())
 
 
-def test_what_does_not_fit_is_named(target: Target, told: RecordSet, tmp_path: Path) -> None:
+def test_unsuitable_values_are_named(target: Target, told: RecordSet, tmp_path: Path) -> None:
     for changes in ({"joint": True}, {"fine_tune": 2}):
         with pytest.raises(OptionError, match="leave --joint and --fine-tune out"):
             ImitationOptions(LAYER, attention_heads=4, **changes)

@@ -59,7 +59,7 @@ def trial(number: int, agreement: float, flops: int) -> Trial:
     return Trial(shapes[number], agreement, flops)
 
 
-def test_the_front_is_what_no_other_trial_beats():
+def test_pareto_front_holds_undominated_trials():
     trials = [trial(0, 0.5, 10), trial(1, 0.7, 20), trial(2, 0.6, 20), trial(3, 0.7, 30), trial(4, 0.4, 10)]
     assert front(trials) == [trials[0], trials[1]]
     equal = replace(trials[1], shape=trials[5 - 1].shape)
@@ -126,7 +126,7 @@ def test_flops_are_those_of_the_products_and_of_what_is_done_singly():
         assert network.config.flops == products + seen + without + singly
 
 
-def test_a_search_that_goes_on_is_one_that_was_never_killed(
+def test_resumed_search_equals_an_uninterrupted_one(
     llama: tuple[Target, RecordSet, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(llama, tmp_path / "whole", 5)
@@ -192,7 +192,7 @@ def test_a_search_from_before_there_was_an_attention_goes_on(
         run(llama, tmp_path / "b", 1)
 
 
-def test_what_does_not_fit_is_refused(llama: tuple[Target, RecordSet, Path], tmp_path: Path) -> None:
+def test_unsuitable_search_options_are_refused(llama: tuple[Target, RecordSet, Path], tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="leave --joint and --fine-tune out"):
         run(llama, tmp_path / "a", 1, own=replace(OWN, fine_tune=1))
     for fixed in (

@@ -107,7 +107,7 @@ OUT = ["../secret/a.png", "../secret/none.png", "/etc/passwd", "/etc/none", "out
 
 
 @pytest.mark.parametrize("write", FORMS)
-def test_what_lies_elsewhere_is_refused_whether_it_exists_or_not(
+def test_paths_outside_the_folder_are_refused(
     write: Callable[[Path, str], str], place: Path, capsys: pytest.CaptureFixture
 ) -> None:
     for name in (
@@ -138,7 +138,7 @@ def test_pictures_of_a_folder_and_frames_of_a_film(place: Path) -> None:
         assert len(found) == 1 + count
 
 
-def test_sets_of_generated_records_lie_inside_too(place: Path) -> None:
+def test_generated_records_must_lie_inside(place: Path) -> None:
     for image in ({"row": ["someone/set", "", "train", 0, "image"]}, {"video": "/etc", "frames": None}):
         data = _generated(place, "a.png")
         record = {"key": "a", "prompt": "p", "image": image, "tokens": [1], "text": "x"}
@@ -148,7 +148,7 @@ def test_sets_of_generated_records_lie_inside_too(place: Path) -> None:
             load_records(data, inside=place)
 
 
-def test_a_set_of_the_hub_lies_nowhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_datasets_are_refused_with_inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     for name, words in (("someone/set", "is not inside of"), (str(place / "none"), "is not inside of")):
         with pytest.raises(ValueError, match=words):
@@ -156,7 +156,7 @@ def test_a_set_of_the_hub_lies_nowhere(place: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("command", ["train", "search", "generate-data", "eval"])
-def test_the_folder_is_looked_at_first(command: str, place: Path, capfd: pytest.CaptureFixture) -> None:
+def test_inside_folder_is_checked_first(command: str, place: Path, capfd: pytest.CaptureFixture) -> None:
     more = {
         "train": ["-o", "o", "--draft-layer", "1"],
         "search": ["-o", "o"],

@@ -64,7 +64,7 @@ def shown(record: Record) -> str | None:
         ({"conversations": SHARED, "images": ["a.png"]}, "What is it?", "a.png", "A cup.", ("A cup.",)),
     ],
 )
-def test_the_words_of_the_field_are_read(
+def test_common_field_names_are_read(
     entry: dict, prompt: str, image: str | None, answer: str | None, references: tuple, tmp_path: Path, capsys
 ):
     (one,) = read(tmp_path, entry, prompt="describe", strict=True)
@@ -117,7 +117,7 @@ def test_a_record_per_answer_of_a_conversation(tmp_path: Path):
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
-def test_what_is_wrong_with_a_record_is_said(entry: dict, problem: str, tmp_path: Path):
+def test_bad_records_are_explained(entry: dict, problem: str, tmp_path: Path):
     found = read(tmp_path, {"prompt": "fine"}, entry)
     assert len(found) == 1 and len(found.problems) == 1 and "\n" not in found.problems[0]
     with pytest.raises(InputError, match=problem):
@@ -145,7 +145,7 @@ def test_what_is_wrong_with_a_record_is_said(entry: dict, problem: str, tmp_path
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
-def test_fields_that_nobody_reads_are_said_once(entry: dict, line: str, tmp_path: Path, capsys):
+def test_unread_fields_are_reported_once(entry: dict, line: str, tmp_path: Path, capsys):
     found = read(tmp_path, *[entry] * 60)
     assert len(found) == 60 and found.problems == []
     (said,) = capsys.readouterr().err.splitlines()
@@ -156,7 +156,7 @@ def test_fields_that_nobody_reads_are_said_once(entry: dict, line: str, tmp_path
         read(tmp_path, *[entry] * 60, strict=True)
 
 
-def test_what_is_suggested_reads_the_records(tmp_path: Path, capsys):
+def test_suggested_options_read_the_records(tmp_path: Path, capsys):
     path = write(tmp_path, *[{"query": "Is it red?", "image": "a.png", "answer": "no"}] * 3)
     load_records(str(path))
     suggested = capsys.readouterr().err.strip().partition("--data ")[2].removesuffix("?")
@@ -195,7 +195,7 @@ def test_a_table_has_no_more_values_than_names(tmp_path: Path):
     )
 
 
-def test_nothing_that_can_be_used(tmp_path: Path, capsys):
+def test_file_without_usable_records_is_reported(tmp_path: Path, capsys):
     with pytest.raises(OptionError, match=r"no usable record \(2 were bad\)"):
         read(tmp_path, *[{"query": "?"}] * 2)
     assert "did you mean --data fields:" in capsys.readouterr().err

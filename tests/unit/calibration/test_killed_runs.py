@@ -45,7 +45,7 @@ LOG = line(1) + line(2) + line(2, "validation") + line(3)
         (line(1) + b"[1]\n" + line(2), 3, line(1)),
     ],
 )
-def test_a_log_is_cut_where_the_run_goes_on(log: bytes, step: int, kept: bytes) -> None:
+def test_log_is_truncated_at_the_resumed_step(log: bytes, step: int, kept: bytes) -> None:
     assert lines_until(log, step) == kept
 
 
@@ -90,7 +90,7 @@ def test_a_cache_that_was_begun_for_other_layers_is_right(what: str, passes: int
     assert not [path.name for path in place.iterdir() if path.suffix == ".partial" or "progress" in path.name]
 
 
-def test_progress_is_of_its_own_files(tmp_path: Path) -> None:
+def test_progress_belongs_to_its_files(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.partial").write_bytes(b"x")
     save_progress(tmp_path, ["a", "b"], 16, rows={"a": 3})
@@ -102,7 +102,7 @@ def test_progress_is_of_its_own_files(tmp_path: Path) -> None:
     assert read_progress(tmp_path, ["a"]) == {}
 
 
-def test_progress_that_a_kill_left_behind_the_end_goes(tmp_path: Path) -> None:
+def test_stale_progress_after_the_end_is_removed(tmp_path: Path) -> None:
     target, records = make_target("llama", tmp_path / "model"), make_records(tmp_path, "llama", 2)
     place = build_cache(target, records, [1], tmp_path / "cache")
     save_progress(place, ["trunk.1", "residuals"], 2)

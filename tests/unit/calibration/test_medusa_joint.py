@@ -307,7 +307,7 @@ def test_heads_fit_the_changed_target_only(run: tuple[Place, Path], tmp_path: Pa
         draft.check_target(other.name, other.fingerprint, other.num_layers, other.hidden_size)
 
 
-def test_shards_types_and_prompts_of_the_model_are_kept(tmp_path: Path, monkeypatch) -> None:
+def test_model_files_and_dtypes_are_kept(tmp_path: Path, monkeypatch) -> None:
     """What did not learn keeps its bits and its type; a large model is written in parts."""
     model, tokenizer = tiny_models.llama(**KINDS["llama"])
     folder = tiny_models.save(
@@ -423,9 +423,7 @@ def test_options_that_do_not_fit_are_named(one: Place, tmp_path: Path) -> None:
         ("[" * 100_000, "is not JSON"),
     ],
 )  # fmt: skip
-def test_a_folder_that_says_nonsense_of_its_origin_is_refused(
-    one: Place, tmp_path: Path, text: str, message: str
-) -> None:
+def test_invalid_origin_of_a_folder_is_refused(one: Place, tmp_path: Path, text: str, message: str) -> None:
     folder = Path(shutil.copytree(one.folder, tmp_path / "model"))
     (folder / "trained_from.json").write_text(text)
     with pytest.raises(ExportError, match=message) as caught:

@@ -51,7 +51,7 @@ def _films(count: int, *spans: range) -> Iterator[Film]:
             yield sample_film(0, index)
 
 
-def test_texts_stay_what_they_are():
+def test_texts_are_unchanged():
     """Models are trained on these films: a change of what happens or of how it is told has to be noticed."""
     texts = "\n".join(
         f"{tell_film(f, v).text} {ask_film(f, v).text} {ask_film(f, v).answer} {f.count} {f.events}"
@@ -114,7 +114,7 @@ def test_every_fact_of_a_story_is_read_back():
         assert f"{('one', 'two', 'three', 'four', 'five')[len(film.frames[-1].objects) - 1]}" in text[-35:]
 
 
-def test_wrong_and_invented_events_cost():
+def test_wrong_and_invented_events_lower_the_score():
     films = list(_films(200, VALIDATION))
     assert total_story(score_story(tell_film(a).text, b) for a, b in itertools.pairwise(films)) <= 0.1
     film = next(f for f in films if [e.kind for e in f.events] == ["leave"])
@@ -127,7 +127,7 @@ def test_wrong_and_invented_events_cost():
     assert score_story("", film).right == 0 and read_story("no story") == ([], [])
 
 
-def test_answers_say_what_is_true():
+def test_answers_are_true():
     kinds: Counter[str] = Counter()
     for variant in range(4):
         for film in _films(150):
@@ -238,7 +238,7 @@ def test_different_draws_give_different_stories():
     assert sum(p for _, p in found) == pytest.approx(1.0)
 
 
-def test_no_word_of_a_film_does_two_jobs():
+def test_film_words_have_one_meaning():
     function = {"a", "at", "have", "in", "is", "of", "the", "to", "we", "with", "left", "right"}
     jobs = defaultdict(set)
     used = {

@@ -25,7 +25,7 @@ def _pairs(count: int, *spans: range) -> Iterator[Pair]:
             yield sample_pair(0, index)
 
 
-def test_texts_stay_what_they_are():
+def test_texts_are_unchanged():
     """Models are trained on these words."""
     texts = "\n".join(f"{ask_pair(p, v).text} {ask_pair(p, v).answer}" for v in (0, 7) for p in _pairs(40))
     assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "51625ad107a03b49"
@@ -54,7 +54,7 @@ def test_two_scenes_differ_in_one_thing():
     assert set(changes) == set(CHANGES) and min(changes.values()) > 40
 
 
-def test_answers_say_what_is_true():
+def test_answers_are_true():
     kinds: Counter[str] = Counter()
     for variant in range(3):
         for pair in _pairs(200):

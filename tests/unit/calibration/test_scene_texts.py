@@ -67,7 +67,7 @@ def test_the_same_key_draws_the_same_words():
     assert len({tell(scene, variant).author for variant in range(200)}) == AUTHORS
 
 
-def test_texts_stay_what_they_are():
+def test_texts_are_unchanged():
     """Models are trained on these words: a change of grammar, habits or numpy's draws has to be noticed."""
     texts = "\n".join(
         tell(s, v).text + ask(s, v).text + ask(s, v).answer for v in (0, 7) for s in _scenes(40)
@@ -94,7 +94,7 @@ def test_plans_are_true_and_speak_of_what_is_there():
         assert check_told_plan(text, scene).right, text
 
 
-def test_untrue_plans_are_found_out():
+def test_untrue_plans_are_detected():
     told = in_order(sample_scene(0, 2), "forward")
     named = [Named(o.colour, o.kind) for o in told.objects]
     right = wrong = 0
@@ -116,7 +116,7 @@ def test_untrue_plans_are_found_out():
     assert not check_plan(re.sub(r"leaves \w+", "leaves five", leaving), told).rest
 
 
-def test_wrong_and_invented_facts_cost():
+def test_wrong_and_invented_facts_lower_the_score():
     scene = sample_scene(0, 2)
     text = tell(scene).text
     head, tail = split_plan(text)
@@ -145,7 +145,7 @@ def test_the_order_of_mention_is_announced_and_followed():
     assert seen == {True, False}
 
 
-def test_no_word_does_two_jobs():
+def test_words_have_one_meaning():
     """A content word stands in one slot only, so that it says the same wherever it is read."""
     function = {
         "a",
@@ -202,7 +202,7 @@ def test_different_draws_give_different_texts():
     assert all(len(paths) == 1 for paths in fixed.values())
 
 
-def test_clauses_are_told_apart(monkeypatch):
+def test_clauses_are_distinguishable(monkeypatch):
     from vlmexport.calibration.data.scenes import caption
 
     item = sample_scene(0, 5).objects[0]
@@ -227,7 +227,7 @@ def test_wording_is_really_uncertain():
     assert floor.error < 0.02
 
 
-def test_text_alone_predicts_little():
+def test_text_alone_predicts_few_tokens():
     known = [_tokens(tell(s, 1).text) for s in _scenes(4000, TRAIN)]
     ids: dict[str, int] = {}
     for text in known:
@@ -240,7 +240,7 @@ def test_text_alone_predicts_little():
     )
 
 
-def test_prompt_lookup_finds_little():
+def test_prompt_lookup_rarely_matches():
     """With the runtime's own index, and with the simulation that documents use."""
     cycles = simulated = tokens = 0
     for scene in _scenes(250, HELDOUT):
@@ -263,7 +263,7 @@ def test_prompt_lookup_finds_little():
     assert tokens / simulated <= 1.2
 
 
-def test_answers_say_what_is_true():
+def test_answers_are_true():
     kinds = set()
     for variant in range(6):
         for scene in _scenes(120):
@@ -274,7 +274,7 @@ def test_answers_say_what_is_true():
     assert kinds == set(QUESTIONS)
 
 
-def test_answers_that_say_two_things_say_nothing():
+def test_contradictory_answers_score_nothing():
     assert answer_value("colour", "it is red") == "red"
     assert answer_value("colour", "it is red or blue") is None
     assert answer_value("left", "a red ball and a cup") is None

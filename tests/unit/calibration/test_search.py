@@ -40,7 +40,7 @@ def own_answers(target: Target, folder: Path, kind: str, count: int = 6) -> Reco
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_chains_are_those_of_the_model_without_its_sublayers(kind: str, tmp_path: Path) -> None:
+def test_chains_equal_the_model_without_sublayers(kind: str, tmp_path: Path) -> None:
     """The first token of a chain at the first place, where the model's own caches hold the prompt alone: what the prompt's
     rows are made of must be exact, and the pending token's be the draft's."""
     target = make_target(kind, tmp_path / "model")
@@ -57,7 +57,7 @@ def test_chains_are_those_of_the_model_without_its_sublayers(kind: str, tmp_path
     assert whole.tokens != found.tokens, "what is left out changes nothing: the test would prove little"
 
 
-def test_a_replay_is_what_a_session_does(tmp_path: Path) -> None:
+def test_replay_equals_a_session(tmp_path: Path) -> None:
     """Counted chains and thresholds are those of a bundle that decodes the same requests."""
     target = make_target("llama", tmp_path / "model", seed=3)
     records = own_answers(target, tmp_path, "llama", 4)
@@ -106,7 +106,7 @@ def test_replays_stop_at_end_tokens_and_doubts() -> None:
     assert doubted.tokens == 4 == 1 + doubted.accepted + doubted.cycles - doubted.discarded
 
 
-def test_the_search_finds_what_costs_nothing() -> None:
+def test_search_finds_harmless_sublayers() -> None:
     """A made-up objective: attention of layers 1 and 2 may go, an MLP never."""
 
     def worth(skip: Sublayers) -> float:
@@ -210,7 +210,7 @@ def test_several_sets_share_what_the_target_made_of_a_record(
     assert read == [record.key for record in records]
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_invalid_search_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="'medusa' is not searched"):
         searches.search_of("medusa")
     with pytest.raises(OptionError, match="--trials 0"):

@@ -22,7 +22,7 @@ def test_rows_of_a_large_picture_fit_beside_prompt_and_answer(
     assert limits.max_length == PROMPT + 24 + 7
 
 
-def test_of_two_that_want_it_one_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_exports_share_one_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fcntl", reason="there are no such locks here")
     monkeypatch.setenv("VLMEXPORT_CACHE", str(tmp_path / "cache"))
     folder = str(tiny_models.checkpoint("llama", tmp_path / "model"))

@@ -63,7 +63,7 @@ def test_cached_texts_are_live_texts(target: Target, told: RecordSet, tmp_path: 
 
 
 @pytest.mark.parametrize(("build", "passes"), [(build_cache, "rows"), (build_text_cache, "texts")])
-def test_of_two_that_want_a_cache_one_makes_it(
+def test_concurrent_caches_are_built_once(
     build: Callable[..., Path],
     passes: str,
     target: Target,

@@ -351,7 +351,7 @@ def test_the_loop_knows_no_draft_kind():
         assert "imitation" not in text.replace("the imitation network is stateless", ""), name
 
 
-def test_the_rate_is_the_kinds_unless_it_is_given(target: Target, records: RecordSet, tmp_path: Path):
+def test_learning_rate_defaults_to_the_kinds(target: Target, records: RecordSet, tmp_path: Path):
     objective = objective_for(ImitationOptions(LAYER), target)
     assert objective.learning_rate(128) == objective.learning_rate(4096) == 1e-2
     usual = trainer(target, records, tmp_path, options(LAYER, steps=1))
@@ -371,7 +371,7 @@ def test_heads_of_a_narrow_target_learn_faster(target: Target):
     assert [joint.learning_rate(width) for width in (128, 4096)] == [3e-2, 1e-3]
 
 
-def test_texts_of_one_token_teach_nothing_and_break_nothing(
+def test_one_token_texts_are_harmless(
     target: Target, records: RecordSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     short = [replace(r, tokens=(5,)) for r in records]
@@ -391,7 +391,7 @@ def test_texts_of_one_token_teach_nothing_and_break_nothing(
 @pytest.mark.parametrize(
     ("count", "tokens", "few"), [(20, 50, False), (19, 5000, True), (300, 49, True), (1, 3, True)]
 )
-def test_few_that_choose_the_best_draft_are_said(count: int, tokens: int, few: bool):
+def test_few_validation_records_are_reported(count: int, tokens: int, few: bool):
     chosen = RecordSet("own", [Record(str(i), "?") for i in range(count)])
     said = few_validation(chosen, tokens)
     assert (said is not None) == few
@@ -399,7 +399,7 @@ def test_few_that_choose_the_best_draft_are_said(count: int, tokens: int, few: b
         assert f"{count} record(s) and {tokens} judged token(s), of own" in said and "--validation" in said
 
 
-def test_a_run_says_how_few_chose(
+def test_number_of_validation_records_is_reported(
     target: Target, records: RecordSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """The last 5 % of twelve records are one."""

@@ -51,7 +51,7 @@ def refused(form: str, path: Path) -> str:
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_what_is_no_file_is_refused_at_once(form: str, tmp_path: Path) -> None:
+def test_non_files_are_refused(form: str, tmp_path: Path) -> None:
     path = tmp_path / f"d.{FILES[form]}"
     for make, words in (
         (lambda: path.symlink_to("/dev/zero"), "is not a regular file"),
@@ -70,7 +70,7 @@ def test_what_is_no_file_is_refused_at_once(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", JSON)
-def test_what_is_no_json_is_named(form: str, tmp_path: Path) -> None:
+def test_invalid_json_is_named(form: str, tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     for content, words in (
         (b"[" * 100_000, "nested too deep"), (b'{"a": ' + b"1" * 10**6 + b"}", "digits"), ("[1]".encode("utf-16"), "utf-16"),
@@ -196,9 +196,7 @@ def _documents(name: str) -> dict[str, tuple[str, object]]:
 
 
 @pytest.mark.parametrize("name", NAMES, ids=[f"{name[:12]!a}-{len(name)}" for name in NAMES])
-def test_a_name_that_is_no_picture_costs_its_record(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_bad_picture_names_cost_one_record(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "film").mkdir()
     (tmp_path / "note.txt").write_text("no picture")
@@ -221,7 +219,7 @@ def test_a_name_that_is_no_picture_costs_its_record(
         assert len(said) < 1200 and (form != "{0}" or SAID.get(name, "") in said)
 
 
-def test_an_exception_of_a_signals_handler_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_handler_exception_passes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "d.json"
     path.write_text("[]")
 

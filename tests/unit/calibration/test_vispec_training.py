@@ -157,7 +157,7 @@ def test_the_losses(seeing: Target, told: RecordSet, stage: int, loss: str) -> N
     assert len(set(readings)) == 3 and {"hit1", "hit2", "hit3", "loss"} <= set(parts)
 
 
-def test_it_learns_and_resumes_exactly(seeing: Target, told: RecordSet, tmp_path: Path) -> None:
+def test_vispec_training_learns_and_resumes_exactly(seeing: Target, told: RecordSet, tmp_path: Path) -> None:
     learns_and_resumes(seeing, told, tmp_path, "vispec")
 
 

@@ -117,11 +117,11 @@ def test_every_kind_is_merged_as_peft_runs_it(
     check_merged(tiny_adapters.train(config, base, tmp_path), base, tmp_path)
 
 
-def test_every_kind_has_a_form() -> None:
+def test_every_adapter_kind_is_covered() -> None:
     assert {getattr(peft, kind)(**{"target_modules": Q} | o).peft_type.value for kind, o in FORMS.values()} == set(KINDS)  # fmt: skip
 
 
-def test_ranks_that_training_took_away(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_pruned_adapter_ranks(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     base = tiny_checkpoint("llama")
     config = peft.AdaLoraConfig(**{"target_modules": Q} | FORMS["ADALORA"][1])
     tiny_adapters.train(config, base, tmp_path)
@@ -271,7 +271,7 @@ def test_pickled_tensors_are_read(tiny_checkpoint: Callable[..., Path], tmp_path
         open_checkpoint(base, adapter=folder)
 
 
-def test_identity_is_that_of_what_decides(
+def test_adapter_identity_covers_weights_and_options(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, lora: Path
 ) -> None:
     base, found = tiny_checkpoint("llama"), {}
@@ -287,7 +287,7 @@ def test_identity_is_that_of_what_decides(
     assert found["same"] == found["moved"] == found["order"] != found["scaled"]
 
 
-def test_none_is_left_out_without_a_word(
+def test_ignored_adapters_are_reported(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, lora: Path
 ) -> None:
     base = tiny_checkpoint("llama")

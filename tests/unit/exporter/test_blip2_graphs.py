@@ -85,7 +85,7 @@ def test_pixels_to_logits(pair: tuple[Path, Blip2ForConditionalGeneration]) -> N
     close(runner.head(hidden[-1], np.arange(len(tokens))), expected)
 
 
-def test_gelu_is_one_node(pair: tuple[Path, Blip2ForConditionalGeneration]) -> None:
+def test_gelu_is_exported_as_one_node(pair: tuple[Path, Blip2ForConditionalGeneration]) -> None:
     import onnx
 
     model = onnx.load(pair[0] / "segment.0.onnx", load_external_data=False)

@@ -274,7 +274,7 @@ def test_draft_of_another_target_is_refused_by_name(llama: Path, tmp_path: Path)
     assert not (tmp_path / "bundle").exists()
 
 
-def test_without_a_trained_draft(llama: Path, tmp_path: Path) -> None:
+def test_build_without_a_trained_draft(llama: Path, tmp_path: Path) -> None:
     report = build(llama, tmp_path / "bundle", draft_layer=2)
     assert report.drafts == ["early-exit@2", "prompt-lookup"] and report.speculative
     assert "vlmexport train" in report.notices[0] and "--draft-layer 2" in report.notices[0]
@@ -304,7 +304,7 @@ def test_bad_options(options: dict, message: str, llama: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_narrowest_bundle_that_drafts(llama: Path, tmp_path: Path) -> None:
+def test_smallest_width_that_can_draft(llama: Path, tmp_path: Path) -> None:
     """Two rows a pass: the pending token and one that is drafted; parity tells the graphs no more of a text than these."""
     folder = tmp_path / "bundle"
     build_bundle(BuildRequest(model=str(llama), output=folder, draft_layer=1, max_width=2))
@@ -401,7 +401,7 @@ def describe_before_writing(folder: Path) -> None:
     prepare_module.prepare(BuildRequest(model=str(folder), output=Path("x")), write=False)
 
 
-def test_a_manifest_that_no_runtime_reads_is_refused_before_a_graph_is_traced(
+def test_invalid_manifest_is_refused_before_tracing(
     changed: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = changed()
@@ -557,7 +557,7 @@ def test_full_disk_is_one_line(llama: Path, tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_cheap_is_checked_before_anything_is_read_or_traced(
+def test_cheap_checks_run_before_reading_and_tracing(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that cannot hold the weights, a folder that cannot be written, a tokenizer that is missing."""
@@ -654,7 +654,7 @@ def _wide(folder: Path) -> None:
     ],
     ids=["vocabulary", "empty", "panic", "words", "template", "loop", "missing", "shape", "length"],
 )
-def test_what_showed_only_in_parity_is_found_before_anything_is_read(
+def test_parity_problems_are_found_before_reading(
     damage: Callable[[Path], None],
     message: str,
     llama: Path,
@@ -676,7 +676,7 @@ def test_what_showed_only_in_parity_is_found_before_anything_is_read(
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "chat_template.jinja"])
-def test_a_pipe_or_an_endless_file_is_not_read(name: str, llama: Path, tmp_path: Path) -> None:
+def test_pipes_and_endless_files_are_not_read(name: str, llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(llama, tmp_path / "model")
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
@@ -738,7 +738,7 @@ HOLDER = (
 )
 
 
-def test_leftovers_are_known_by_a_lock_not_by_a_process_id(tmp_path: Path) -> None:
+def test_leftovers_are_recognized_by_their_lock(tmp_path: Path) -> None:
     """The id of a dead process in a living one's folder, that of a living process in a dead one's: as in containers
     that share a volume."""
     out = tmp_path / "bundle"
@@ -761,9 +761,7 @@ def test_leftovers_are_known_by_a_lock_not_by_a_process_id(tmp_path: Path) -> No
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_a_bundle_that_is_being_replaced_is_no_leftover(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bundle_being_replaced_is_not_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, rename = tmp_path / "bundle", Path.rename
     out.mkdir()
     (out / "manifest.json").write_text('{"format": "vlmexport-bundle"}')

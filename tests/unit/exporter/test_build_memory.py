@@ -57,7 +57,7 @@ def test_recordings_of_every_input_are_counted_when_they_exist() -> None:
     assert RecordedMemory.of([10, 100]) == RecordedMemory(module=320, passed=420, graphs=220)
 
 
-def test_the_available_memory_decides_unless_the_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_the_default_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 10 * GIB)
     assert fits_whole(9 * GIB, None, GIB) and not fits_whole(9 * GIB + 1, None, GIB)
     assert fits_whole(99 * GIB, GIB, GIB) and not fits_whole(0, GIB, GIB + 1)
@@ -178,14 +178,14 @@ def test_a_number_that_is_not_finite_is_named(bad: float) -> None:
         store_of(parts).materialize(WeightRef(("a", "b"), False, (5, 5)))
 
 
-def test_opposite_infinities_do_not_cancel() -> None:
+def test_opposite_infinities_are_detected() -> None:
     parts = Parts()
     parts.tensors["a"][0, :2] = torch.tensor([float("inf"), float("-inf")])
     with pytest.raises(ExportError, match="tensor a holds 2"):
         store_of(parts).materialize(WeightRef(("a", "b"), False, (5, 5)))
 
 
-def test_what_float16_cannot_hold_is_named() -> None:
+def test_weights_beyond_float16_are_named() -> None:
     parts = Parts()
     parts.tensors["a"] = parts.tensors["a"].float()
     parts.tensors["a"][2, 4] = -7e4
@@ -211,7 +211,7 @@ def test_one_part_is_held_at_a_time() -> None:
     assert len(read) == 2 and all(part() is None for part in read)
 
 
-def test_the_checkpoint_says_what_it_takes(tiny_checkpoint: Callable[..., Path]) -> None:
+def test_checkpoint_reports_its_memory(tiny_checkpoint: Callable[..., Path]) -> None:
     files = TensorFiles(tiny_checkpoint("llama", dtype=torch.float16))
     count = sum(files.read(name).numel() for name in files)
     biggest = max(files.read(name).numel() for name in files)

@@ -218,7 +218,7 @@ def test_files_are_linked_where_that_is_possible(
     Bundle.open(bundle, check="sha256")
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_built(
+def test_invalid_options_are_refused_before_building(
     bundle: Path,
     tmp_path: Path,
     quick: list[str],

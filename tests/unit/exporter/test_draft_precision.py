@@ -59,7 +59,7 @@ def test_all_drafts_or_the_one_that_is_named(wanted: list[str], found: dict[str,
         (["int8"], "imitation@3 has no matrix whose rows are whole blocks of 32 numbers", {"width": 40}),
     ],
 )
-def test_what_does_not_fit_is_named(wanted: list[str], message: str, options: dict[str, Any]) -> None:
+def test_unsuitable_values_are_named(wanted: list[str], message: str, options: dict[str, Any]) -> None:
     chosen = selection(**options)
     before = list(chosen.drafts)
     with pytest.raises(OptionError) as caught:
@@ -78,7 +78,7 @@ def test_portable_plans_are_refused_before_any_is_built() -> None:
     check_drafts(SimpleNamespace(lowering=NATIVE), {"medusa": "int4"})  # type: ignore[arg-type]
 
 
-def test_what_is_told() -> None:
+def test_draft_precision_is_logged() -> None:
     line = draft_names(["medusa", "prompt-lookup"], {"medusa": "int4"}, True)
     assert line == "medusa (int4), prompt-lookup"
     rows = [{"graph": "head"}, {"graph": "medusa", "quantization_difference": 0.0123}]

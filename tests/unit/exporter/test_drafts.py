@@ -50,7 +50,7 @@ def test_every_kind_is_what_its_registry_line_says() -> None:
                 kind.load(Path("x"))
 
 
-def test_without_a_wish_a_shipped_draft_is_the_default() -> None:
+def test_shipped_draft_is_the_default() -> None:
     heads = chosen(alias=SHIPPED)  # no cut, one pass per cycle
     assert names(heads) == ["medusa", "prompt-lookup"] and heads.cuts(12) == [0, 12]
     assert heads.default is heads.drafts[0] and heads.speculative and not heads.notices
@@ -74,7 +74,7 @@ def test_without_a_trained_draft_prompt_lookup_is_the_default() -> None:
     assert names(alone) == ["prompt-lookup"] and alone.cuts(1) == [0, 1]
 
 
-def test_of_shipped_drafts_without_a_layer_the_order_of_kinds_decides(
+def test_shipped_drafts_without_a_layer_follow_kind_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Folders are sorted by name, which puts "eagle" before "medusa"."""
@@ -104,7 +104,7 @@ def test_the_first_draft_named_is_the_default_and_untrained_ones_join(folder: Pa
     assert (none.drafts, none.default, none.speculative, none.cuts(12)) == ([], None, False, [0, 12])
 
 
-def test_bad_wishes_are_named(folder: Path) -> None:
+def test_invalid_draft_choices_are_named(folder: Path) -> None:
     for wanted, layer, match in (
         ([str(folder)], 2, r"--draft-layer 2 matches none of the drafts \(imitation@1\)"),
         (["prompt-lookup", "prompt-lookup"], None, "draft prompt-lookup is given twice"),
@@ -165,7 +165,7 @@ def _nested(depth: int) -> str:
         ({"provenance": 3}, "field 'provenance'"),
     ],
 )
-def test_a_description_that_lies_costs_one_line(folder: Path, change: dict[str, Any], message: str) -> None:
+def test_wrong_draft_description_is_one_line(folder: Path, change: dict[str, Any], message: str) -> None:
     document = json.loads((folder / "draft.json").read_text())
     (folder / "draft.json").write_text(json.dumps(document | change))
     with pytest.raises(ExportError, match=message) as caught:
@@ -205,7 +205,7 @@ def test_an_absurdly_long_description_is_not_read(folder: Path) -> None:
         open_draft(folder)
 
 
-def test_what_is_loaded_is_what_was_saved(folder: Path, tmp_path: Path) -> None:
+def test_save_and_load_round_trip(folder: Path, tmp_path: Path) -> None:
     network = ImitationNetwork(8)
     torch.nn.init.normal_(network.linear[-1].weight)  # type: ignore[arg-type]
     draft = ImitationDraft(network=network, layer=1, target={"name": "x", "fingerprint": "sha256:1"})

@@ -149,7 +149,7 @@ def test_the_shape_is_in_the_tensors(tmp_path: Path) -> None:
         open_draft(tmp_path)
 
 
-def test_it_drafts_in_a_bundle_and_goes_out_as_it_came(llama: Path, tmp_path: Path) -> None:
+def test_eagle3_round_trip_through_a_bundle(llama: Path, tmp_path: Path) -> None:
     published(tmp_path / "layer")
     request = BuildRequest(
         model=str(llama), output=tmp_path / "bundle", drafts=[str(tmp_path / "layer")], max_length=64
@@ -235,7 +235,7 @@ def test_checkpoints_that_do_not_fit_are_named(
         open_draft(tmp_path)
 
 
-def test_its_target_is_the_one_it_was_trained_for(llama: Path, tmp_path: Path) -> None:
+def test_eagle3_of_another_target_is_refused(llama: Path, tmp_path: Path) -> None:
     published(tmp_path / "layer")
     draft = open_draft(tmp_path / "layer")
     draft.target |= {"name": "other", "fingerprint": "sha256:1"}  # type: ignore[attr-defined]

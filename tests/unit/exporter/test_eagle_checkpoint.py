@@ -188,7 +188,7 @@ def test_another_vocabulary_or_width_is_refused(llama: Path, tmp_path: Path) -> 
             )
 
 
-def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+def test_pickle_with_code_is_refused(tmp_path: Path) -> None:
     published(tmp_path)
     torch.save({"fc.weight": Path("x")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ExportError, match=r"pytorch_model.bin cannot be read"):

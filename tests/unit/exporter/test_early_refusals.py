@@ -113,7 +113,7 @@ def test_the_early_check_refuses_what_opening_refuses(name: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("terminal", "loaded", "told"), [(True, False, 1), (True, True, 0), (False, False, 0)]
 )
-def test_a_terminal_is_told_of_the_wait(
+def test_terminal_shows_progress(
     terminal: bool, loaded: bool, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: terminal, raising=False)
@@ -125,7 +125,7 @@ def test_a_terminal_is_told_of_the_wait(
     assert [record.getMessage() for record in caplog.records] == ["Loading PyTorch"] * told
 
 
-def test_each_item_of_a_stage_is_a_line(
+def test_every_stage_item_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = iter(range(0, 100, 7))

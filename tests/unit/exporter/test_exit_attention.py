@@ -35,7 +35,7 @@ def network(heads: int = 4, width: int = 32, **options: object) -> ImitationNetw
 
 
 @torch.no_grad()
-def test_a_row_depends_on_the_rows_before_it_and_on_how_long_ago_they_were() -> None:
+def test_attention_depends_on_earlier_rows_and_distance() -> None:
     net, rows = network(), torch.randn(2, 9, 32, generator=torch.manual_seed(1))
     whole = net(rows)
     later = rows.clone()
@@ -54,7 +54,7 @@ def test_a_row_depends_on_the_rows_before_it_and_on_how_long_ago_they_were() -> 
     assert torch.equal(net(rows[0]), net(rows[:1])[0])
 
 
-def test_without_heads_it_is_the_network_that_it_was(tmp_path: Path) -> None:
+def test_network_without_attention_is_unchanged(tmp_path: Path) -> None:
     """Weights, folder and fingerprint: drafts of earlier versions load, and are the drafts that bundles name."""
     torch.manual_seed(0)
     plain = ImitationNetwork(32)
@@ -118,7 +118,7 @@ def built(
     return folder / "bundle", model, draft
 
 
-def test_the_bundle_says_what_the_draft_keeps(built: tuple[Path, Path, Path]) -> None:
+def test_manifest_describes_the_draft_cache(built: tuple[Path, Path, Path]) -> None:
     manifest = Bundle.open(built[0]).manifest
     assert list(manifest.attending) == ["imitation@2"] and manifest.attending["imitation@2"].head_dim == 24
     names = {name: [value.name for value in graph.inputs] for name, graph in manifest.graphs.items()}
@@ -138,7 +138,7 @@ def test_the_bundle_says_what_the_draft_keeps(built: tuple[Path, Path, Path]) ->
         assert [p.name for p in profiles_for("imitation", sizes, prompts[name])] == wanted
 
 
-def test_a_bundle_that_says_something_else_is_refused(built: tuple[Path, Path, Path]) -> None:
+def test_inconsistent_draft_cache_is_refused(built: tuple[Path, Path, Path]) -> None:
     from vlmexport.runtime.bundle.manifest import Manifest
 
     for change, message in (

@@ -23,7 +23,7 @@ from vlmexport.runtime.families import FAMILIES as RUNTIME_FAMILIES
 from tests.support import tiny_models
 
 
-def test_whatever_is_built_can_be_run() -> None:
+def test_every_built_family_can_be_run() -> None:
     assert {family.name for family in FAMILIES} <= set(RUNTIME_FAMILIES)
     assert {alias.family for alias in ALIASES} <= {family.name for family in FAMILIES}
 
@@ -38,7 +38,7 @@ def test_every_family_and_language_has_a_tiny_checkpoint(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", tiny_models.BUILDERS)
-def test_the_parts_make_the_models_own_logits(tiny_checkpoint: Callable[..., Path], name: str) -> None:
+def test_model_parts_reproduce_the_logits(tiny_checkpoint: Callable[..., Path], name: str) -> None:
     """Rows before the final norm through norm, scale and head; image rows as the vision tower gives them."""
     family = family_for(open_checkpoint(tiny_checkpoint(name)))
     model = load_reference(family.checkpoint, streamed=False)
@@ -99,7 +99,7 @@ def changed(folder: Path, part: str | None, **values: Any) -> Path:
         ("llava", None, {"vision_feature_layer": -9}, "vision_feature_layer=-9 is not one of the 4 states"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(
+def test_unsupported_models_are_refused(
     tmp_path: Path, name: str, part: str | None, values: dict, message: str
 ) -> None:
     folder = changed(tiny_models.checkpoint(name, tmp_path), part, **values)

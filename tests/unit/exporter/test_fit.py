@@ -143,7 +143,7 @@ def test_a_jetson_is_known_by_its_board(
     assert found["lowering"]["portable"].split()[-1] in capsys.readouterr().out
 
 
-def test_what_does_not_fit_is_named(
+def test_unsuitable_values_are_named(
     tiny_bundle: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, _ = tiny_bundle("llama")

@@ -81,7 +81,9 @@ def changed(tiny_checkpoint: Checkpoints, tmp_path: Path) -> Callable[..., Path]
                       "temperature", "top_p"]}),
     ],
 )  # fmt: skip
-def test_what_is_taken_over(asked: dict, found: dict, changed: Callable[..., Path]) -> None:
+def test_generation_config_fields_are_taken_over(
+    asked: dict, found: dict, changed: Callable[..., Path]
+) -> None:
     described = describe_generation(open_checkpoint(changed("llama", asked)))
     assert described == found
     GenerationInfo.parse(described, "generation")
@@ -96,7 +98,7 @@ def test_what_is_taken_over(asked: dict, found: dict, changed: Callable[..., Pat
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "t5", "blip2-t5"])
-def test_it_is_what_the_loaded_model_follows(
+def test_generation_config_equals_the_loaded_models(
     name: str, generation: dict | None, config: dict, changed: Callable[..., Path]
 ) -> None:
     if name != "blip2-t5":
@@ -226,7 +228,7 @@ def test_greedy_output_is_that_of_the_models_own_generate(
 
 
 @pytest.mark.parametrize("name", ["vit-gpt2", "t5", "blip2-t5", "blip2-opt"])
-def test_so_is_that_of_every_family(
+def test_every_family_follows_its_generation_config(
     name: str, tiny_bundle: Callable[..., tuple[Path, Path]], tmp_path: Path
 ) -> None:
     """With an encoder the history is the decoder's alone; BLIP-2 decodes without any wish, as transformers does."""

@@ -22,7 +22,7 @@ def attention(model: onnx.ModelProto) -> onnx.NodeProto:
     return next(n for n in model.graph.node if n.op_type == "Attention")
 
 
-def test_untouched_passes(segment: onnx.ModelProto) -> None:
+def test_untouched_graph_passes(segment: onnx.ModelProto) -> None:
     check_model(segment, "segment.1.onnx")
 
 
@@ -39,7 +39,7 @@ def test_nonpad_kv_seqlen(segment: onnx.ModelProto) -> None:
         check_model(segment, "g")
 
 
-def test_input_that_nothing_reads(segment: onnx.ModelProto) -> None:
+def test_unread_input_fails(segment: onnx.ModelProto) -> None:
     for node in segment.graph.node:
         for i, name in enumerate(node.input):
             if name == "cross_mask":

@@ -115,7 +115,7 @@ def test_numbers_of_a_configuration_are_numbers(
         assert "config.json: " in refused(path.parent)
 
 
-def test_a_number_of_too_many_digits_and_a_name_given_twice(write: Callable[[str], Path]) -> None:
+def test_huge_numbers_and_duplicate_keys_are_refused(write: Callable[[str], Path]) -> None:
     folder = write("yuhuili--EAGLE-Qwen2-7B-Instruct")
     path = folder / "config.json"
     text = path.read_text()
@@ -179,7 +179,7 @@ class LateError(Exception):
     pass
 
 
-def test_an_exception_of_the_programs_own_passes(
+def test_host_program_exception_passes_through(
     write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that a signal's handler raises while PyTorch reads."""
@@ -203,7 +203,7 @@ def test_an_exception_of_the_programs_own_passes(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("words", IN_PICKLES)
-def test_a_checkpoints_pickle_is_held_to_the_same(words: str, tmp_path: Path) -> None:
+def test_pickled_checkpoints_obey_the_same_rules(words: str, tmp_path: Path) -> None:
     value = IN_PICKLES[words](torch.ones(4, 4))
     torch.save({"a": torch.ones(4), "b": value}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ExportError, match=words) as caught:

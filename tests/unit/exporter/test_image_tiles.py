@@ -54,7 +54,7 @@ def changed(folder: Path, file: str, part: str | None, values: dict[str, Any]) -
         (None, {"image_grid_pinpoints": []}, "image_grid_pinpoints is empty"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(
+def test_unsupported_models_are_refused(
     tmp_path: Path, part: str | None, values: dict[str, Any], message: str
 ) -> None:
     folder = changed(tiny_models.checkpoint(NAME, tmp_path), "config.json", part, values)

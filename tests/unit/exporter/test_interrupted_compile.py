@@ -20,7 +20,7 @@ from vlmexport.exporter.tensorrt.builder import _captured_stderr
 from vlmexport.exporter.tensorrt.interrupt import check, interruptible, make_monitor
 
 
-def test_what_work_returns_or_raises_comes_back() -> None:
+def test_result_or_error_of_the_work_is_returned() -> None:
     assert interruptible(
         lambda stop: (threading.current_thread() is threading.main_thread(), stop.is_set())
     ) == (

@@ -27,13 +27,13 @@ def made(change: Callable[[Any], None] = lambda mlp: None, factor: Any = 2.0, **
         return kept_traces.trace(mlp, lambda module, rows: (module(rows * factor),), ROWS, ("rows",))
 
 
-def test_what_is_equal_is_traced_once() -> None:
+def test_equal_modules_are_traced_once() -> None:
     assert made() is made()
     with kept_traces.anew():
         assert made() is not made()
 
 
-def test_where_a_model_lies_and_its_tokens_decide_no_trace() -> None:
+def test_path_and_token_ids_do_not_change_the_trace() -> None:
     assert kept_key() == kept_key(name_or_path="/elsewhere", eos_token_id=7, vocab_size=50, dtype="float16")
 
 
@@ -45,7 +45,7 @@ def test_where_a_model_lies_and_its_tokens_decide_no_trace() -> None:
     ],
     ids=["closure", "activation", "configuration", "attribute", "type"],
 )  # fmt: skip
-def test_another_trace_is_not_taken_for_it(options: dict[str, Any]) -> None:
+def test_different_modules_do_not_share_a_trace(options: dict[str, Any]) -> None:
     assert kept_key() == kept_key() != kept_key(**options)
 
 
@@ -60,7 +60,7 @@ def kept_key(**options: Any) -> Any:
     return key
 
 
-def test_an_error_that_a_test_plants_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_error_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     right = made()
     forward = modeling_llama.LlamaMLP.forward
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: forward(self, x) + 1)
@@ -73,5 +73,5 @@ def test_hooks_around_a_module_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept_key() != before
 
 
-def test_what_cannot_be_compared_is_traced_anew() -> None:
+def test_incomparable_modules_are_traced_again() -> None:
     assert made(factor=torch.tensor(2.0)) is not made(factor=torch.tensor(2.0))

@@ -72,7 +72,7 @@ def test_a_dry_run_says_what_is_linked(tmp_path: Path) -> None:
     assert shown["bytes"] >= found.bundle_bytes > size
 
 
-def test_the_bundle_outlives_its_checkpoint_and_a_copy_of_it_is_whole(tmp_path: Path) -> None:
+def test_linked_bundle_outlives_its_checkpoint(tmp_path: Path) -> None:
     model = tiny_models.checkpoint("llama", tmp_path / "model")
     bundle = built(model, tmp_path / "bundle", link_weights=True, parity=False)
     expected = answers(bundle.path)
@@ -139,7 +139,7 @@ def test_a_linked_number_that_is_not_finite_stops_the_build(tmp_path: Path) -> N
         built(model, tmp_path / "bundle", link_weights=True, parity=False)
 
 
-def test_writing_into_the_checkpoint_is_found_in_the_bundle(tmp_path: Path) -> None:
+def test_changed_linked_weights_are_detected(tmp_path: Path) -> None:
     model = tiny_models.checkpoint("llama", tmp_path / "model")
     bundle = built(model, tmp_path / "bundle", link_weights=True, parity=False)
     with (model / "model.safetensors").open("r+b") as file:
@@ -150,7 +150,7 @@ def test_writing_into_the_checkpoint_is_found_in_the_bundle(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["length", "outside", "unknown", "unaligned"])
-def test_a_manifest_that_lies_about_links_is_refused(tmp_path: Path, kind: str) -> None:
+def test_inconsistent_link_entries_are_refused(tmp_path: Path, kind: str) -> None:
 
     model = tiny_models.checkpoint("llama", tmp_path / "model")
     bundle = built(model, tmp_path / "bundle", link_weights=True, parity=False)

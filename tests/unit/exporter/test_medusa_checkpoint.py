@@ -151,7 +151,7 @@ class Harm:
         (lambda f: torch.save({"x": torch.ones(1)}, f / "medusa_lm_head.pt"), "no matrix 0.0.linear.weight"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(
+def test_unsuitable_values_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -33,7 +33,7 @@ BLOCKED = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensor
     ],
     ids=["index", "archive", "git", "gone"],
 )
-def test_the_command_follows_where_the_package_came_from(origin: dict, command: str) -> None:
+def test_install_command_follows_the_package_origin(origin: dict, command: str) -> None:
     assert optional_deps.command_for("export", origin) == command
 
 

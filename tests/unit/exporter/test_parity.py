@@ -33,7 +33,7 @@ from vlmexport.runtime.common.errors import ExportError
     "name", ["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl"]
 )
 @pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
-def test_a_right_bundle_passes(tiny_bundle: Callable, name: str, memory: int) -> None:
+def test_correct_bundle_passes_parity(tiny_bundle: Callable, name: str, memory: int) -> None:
     bundle, checkpoint = tiny_bundle(name)
     before = sorted(p.name for p in bundle.iterdir())
     entries = check_parity(bundle, open_checkpoint(checkpoint), memory_limit=memory)
@@ -203,7 +203,7 @@ def test_generation_is_compared_with_transformers(
         check_parity(bundle, open_checkpoint(checkpoint))
 
 
-def test_not_a_number_is_a_failure() -> None:
+def test_nan_fails_parity() -> None:
     for found, expected in (
         (np.array([1.0, np.nan]), np.array([1.0, 1.0])),
         (np.zeros((2, 3)), np.zeros((3, 2))),
@@ -216,7 +216,7 @@ def test_not_a_number_is_a_failure() -> None:
         assert not tally.row("graph", "torch", "random", share=SHARE, floor=FLOOR).ok
 
 
-def test_a_graph_is_judged_by_what_float32_loses() -> None:
+def test_tolerance_follows_float32_rounding() -> None:
     """Where PyTorch itself is 1e-3 off, 4e-3 will do, and 1e-5 does not where it is right."""
     exact, error = np.full(4, 2.0), np.array([1e-3, 0, 0, 0], np.float32)
     for kind, off, ok in (

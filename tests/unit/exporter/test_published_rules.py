@@ -252,7 +252,7 @@ LAYOUTS: dict[str, tuple[Callable, str]] = {
 
 @pytest.mark.parametrize("kind", ["llama", "llava", "qwen2.5-vl"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_no_weight_is_refused_by_name(kind: str, layout: str, folder: Callable[[str], Path]) -> None:
+def test_non_weight_tensors_are_refused(kind: str, layout: str, folder: Callable[[str], Path]) -> None:
     """Whatever the configuration says: a stripped one must not make weights of integers."""
     edit, reason = LAYOUTS[layout]
     path = folder(kind)
@@ -357,7 +357,7 @@ def test_processor_files_of_older_releases_count_the_same_rows(
     check_requests(found)  # the prompt of the runtime is that of the processor
 
 
-def test_a_size_that_is_no_object_is_refused(folder: Callable[[str], Path]) -> None:
+def test_non_object_image_size_is_refused(folder: Callable[[str], Path]) -> None:
     path = folder("qwen2.5-vl")
     file = next(f for f in (path / "processor_config.json", path / "preprocessor_config.json") if f.is_file())
     change(file, lambda d: d.get("image_processor", d).update(size=28))

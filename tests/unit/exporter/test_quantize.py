@@ -40,7 +40,7 @@ def blocks(matrix: torch.Tensor) -> torch.Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(matrices, st.sampled_from(sorted(LIMITS)))
-def test_no_block_is_further_off_than_by_rounding(matrix: torch.Tensor, dtype: str) -> None:
+def test_block_error_is_within_rounding(matrix: torch.Tensor, dtype: str) -> None:
     integers, scales = quantize(matrix, dtype)
     limit = LIMITS[dtype]
     assert integers.dtype == torch.int8 and scales.dtype == torch.float32
@@ -57,7 +57,7 @@ def test_no_block_is_further_off_than_by_rounding(matrix: torch.Tensor, dtype: s
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(LIMITS)), st.integers(-12, 3))
-def test_what_is_on_the_grid_comes_back(seed: int, dtype: str, power: int) -> None:
+def test_grid_values_round_trip(seed: int, dtype: str, power: int) -> None:
     """Integers times a power of two, the largest of each block among them, are what they were, bit for bit."""
     generator = torch.Generator().manual_seed(seed)
     limit = LIMITS[dtype]
@@ -78,7 +78,7 @@ def test_clipping_pays_for_four_bits(seed: int) -> None:
     torch.testing.assert_close(dequantize(integers, scales), matrix, rtol=1e-6, atol=1e-6)
 
 
-def test_zeros_and_numbers_that_are_none() -> None:
+def test_zeros_and_non_finite_values() -> None:
     zeros = torch.zeros(2, BLOCK)
     integers, scales = quantize(zeros, "int4")
     assert not integers.any() and (scales == SMALLEST).all() and scales.half().min() > 0

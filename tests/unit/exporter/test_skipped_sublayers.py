@@ -38,7 +38,7 @@ def test_numbers_of_layers() -> None:
             skip.check(4)
 
 
-def test_a_wish_needs_its_sublayers_and_they_need_the_wish() -> None:
+def test_skipped_sublayers_need_the_draft_choice() -> None:
     skip = Sublayers((3,), (2, 5))
     found = select_drafts("m", None, ["draft-and-verify"], None, 6, skip)
     assert [draft.name for draft in found.drafts] == ["draft-and-verify", "prompt-lookup"]
@@ -57,7 +57,7 @@ def test_a_wish_needs_its_sublayers_and_they_need_the_wish() -> None:
         select_drafts("m", None, ["draft-and-verify"], None, 5, skip)
 
 
-def test_a_folder_is_what_was_searched_and_nothing_else(tmp_path: Path) -> None:
+def test_skipped_sublayers_folder_is_validated(tmp_path: Path) -> None:
     target = {"name": "x", "fingerprint": "sha256:1", "num_layers": 6}
     draft = DraftAndVerify(skip=Sublayers((3,), (2, 5)), target=target, evaluation={"held_out": {}})
     draft.save(tmp_path)

@@ -62,7 +62,7 @@ def changed(folder: Path, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_draft_comes_back_as_it_went_out(llama: Path, tmp_path: Path, bias: bool) -> None:
+def test_draft_round_trip_through_speculators(llama: Path, tmp_path: Path, bias: bool) -> None:
     draft = layer(llama, tmp_path / "draft", fc_bias=bias, rope_theta=20000.0, norm_eps=1e-5)
     found = export_draft(tmp_path / "draft", tmp_path / "out", "speculators")
     names = TENSORS | ({"fusion_fc.bias"} if bias else set())
@@ -158,7 +158,7 @@ def test_drafts_that_the_format_cannot_hold_are_named(llama: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_the_target_must_be_the_drafts(llama: Path, tmp_path: Path) -> None:
+def test_speculators_draft_of_another_target_is_refused(llama: Path, tmp_path: Path) -> None:
     layer(llama, tmp_path / "draft")
     other = tiny_models.checkpoint("llama", tmp_path / "other", seed=7)
     with pytest.raises(ExportError, match=r"trained for .*llama.*, not for .*other"):

@@ -151,7 +151,7 @@ def test_weights_are_rounded_to_the_nearest_bfloat16(tmp_path: Path) -> None:
     assert np.array_equal(found, torch.from_numpy(weight).bfloat16().float().numpy())
 
 
-def test_a_value_read_in_two_types_is_cast_once() -> None:
+def test_value_used_in_two_types_is_cast_once() -> None:
     model = _toy(np.eye(2, dtype=np.float32))
     nodes = model.graph.node
     nodes.extend(

@@ -37,7 +37,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["index", "git", "archive", "gone"],
 )
-def test_the_command_follows_where_the_package_came_from(origin: dict, command: str) -> None:
+def test_install_command_follows_the_package_origin(origin: dict, command: str) -> None:
     assert command_for(origin) == command
 
 

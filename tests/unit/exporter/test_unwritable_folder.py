@@ -22,6 +22,6 @@ def test_a_folder_that_may_not_be_written_to_is_one_line(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("name", ["/elsewhere/picture.png", None])
-def test_what_may_not_be_read_elsewhere_is_another_error(tmp_path: Path, name: str | None) -> None:
+def test_unreadable_input_is_a_different_error(tmp_path: Path, name: str | None) -> None:
     with pytest.raises(PermissionError), full_disk_in(tmp_path):
         raise OSError(errno.EACCES, "Permission denied", name)

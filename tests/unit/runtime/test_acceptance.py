@@ -51,7 +51,7 @@ def test_tree_refuses_what_is_not_a_tree(tokens: list[int], parents: list[int]) 
 
 
 @given(trees(), st.randoms(use_true_random=False))
-def test_greedy_follows_the_target_and_never_leaves_the_tree(tree: TokenTree, random) -> None:
+def test_greedy_path_stays_within_the_tree(tree: TokenTree, random) -> None:
     best = [random.randrange(VOCABULARY) for _ in range(len(tree))]
     verdict = verify_greedy(tree, best)
     node = 0
@@ -125,7 +125,7 @@ def test_sampled_edges() -> None:
     )
 
 
-def test_forced_acceptance_counts() -> None:
+def test_forced_acceptance_is_counted() -> None:
     chain = TokenTree.chain([9, 1, 2, 3])
     verdict = verify_forced(chain, lambda node, depth: 7, [0.1, 0.2, 0.95], 0.9)
     assert verdict == ([1, 2], 7, 3)
@@ -154,7 +154,7 @@ def test_warp_is_a_distribution_over_the_right_tokens(
         assert full[kept].min() >= np.delete(full, kept).max(initial=0), "the likeliest are kept"
 
 
-def test_warp_among_equals() -> None:
+def test_warp_breaks_ties_by_lowest_id() -> None:
     """Lower ids first, in any number of equals, and no token more than the mass needs."""
     assert warp(np.zeros(64, np.float32), 1.0, top_p=0.25).nonzero()[0].tolist() == list(range(16))
 

@@ -31,14 +31,14 @@ from vlmexport.runtime.speedup.budget import Budget
         ((0.8, 0.3), 1, 1, (0.9, 0.299)),
     ],
 )
-def test_the_rule(
+def test_threshold_update_rule(
     before: tuple[float, float], accepted: int, drafted: int, after: tuple[float, float]
 ) -> None:
     found = updated(Threshold(*before), accepted, drafted, 8)
     assert found == pytest.approx(after, abs=1e-12)
 
 
-def test_a_policy_follows_the_rule_cycle_by_cycle() -> None:
+def test_policy_applies_the_rule_each_cycle() -> None:
     """The first cycles of the published code: threshold 0.8, average 0, at most 8 tokens."""
     policy = AdaptiveThreshold()
     assert policy.allot([None, None]) == [Budget.chain(8)] * 2  # type: ignore[list-item]
@@ -54,7 +54,7 @@ def test_a_policy_follows_the_rule_cycle_by_cycle() -> None:
         AdaptiveThreshold(8, 1.5)
 
 
-def test_what_a_request_asks_for(tiny_bundle: Callable) -> None:
+def test_threshold_options_of_a_request(tiny_bundle: Callable) -> None:
     manifest = tiny_bundle("llama").bundle.manifest
 
     def policy(**options: object) -> object:
@@ -72,7 +72,7 @@ def test_what_a_request_asks_for(tiny_bundle: Callable) -> None:
 @pytest.mark.parametrize(
     "draft", ["early-exit", "imitation", "draft-and-verify", "medusa", "eagle", "prompt-lookup"]
 )
-def test_every_draft_takes_it_and_the_text_stays(tiny_bundle: Callable, draft: str) -> None:
+def test_every_draft_supports_the_threshold_with_the_same_text(tiny_bundle: Callable, draft: str) -> None:
     """Chains end where the draft is unsure, if it knows; from 0 on nothing is unsure."""
     with Session.load(tiny_bundle("llama").path, max_batch=2) as session:
         ids = [11, 70, 100, 41, 5]
@@ -98,7 +98,7 @@ def test_every_draft_takes_it_and_the_text_stays(tiny_bundle: Callable, draft: s
         assert drawn.tokens == alone.tokens
 
 
-def test_heads_stop_behind_one_that_is_unsure(tiny_bundle: Callable) -> None:
+def test_medusa_heads_stop_after_an_unsure_head(tiny_bundle: Callable) -> None:
     """As drafts on the trunk do: the unsure token is kept, none behind it is proposed."""
     asked: list[float] = []
 

@@ -10,7 +10,7 @@ from vlmexport.runtime.common.atomic_files import check_folder, write_file
 from vlmexport.runtime.common.errors import OptionError
 
 
-def test_a_link_stays_one(tmp_path: Path) -> None:
+def test_writing_through_a_symlink_keeps_the_symlink(tmp_path: Path) -> None:
     (tmp_path / "real.json").write_text("old")
     (tmp_path / "link.json").symlink_to("real.json")
     write_file(tmp_path / "link.json", "new")
@@ -18,12 +18,12 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "real.json"]
 
 
-def test_names_that_are_no_unicode_do_not_end_a_report(tmp_path: Path) -> None:
+def test_non_unicode_file_names_are_reported(tmp_path: Path) -> None:
     write_file(tmp_path / "report.json", os.fsdecode(b"\xff.png"))
     assert (tmp_path / "report.json").read_bytes() == b"?.png"
 
 
-def test_what_cannot_be_replaced_is_refused_before(tmp_path: Path) -> None:
+def test_unreplaceable_file_is_refused_before_writing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, reason in (("pipe", "a device or a pipe"), (".", "is a folder"), ("no/file", "does not exist")):
         with pytest.raises(OptionError, match=reason):

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return handmade_bundle.write_bundle(tmp_path / "bundle")
 
 
-def test_a_good_bundle_opens_and_hands_out_its_parts(folder: Path) -> None:
+def test_valid_bundle_opens(folder: Path) -> None:
     opened = Bundle.open(folder, check="sha256")
     assert opened.graph_path("segment.1") == folder / "segment.1.onnx"
     assert opened.weights_path == folder / "weights.bin"
@@ -35,7 +35,7 @@ def test_a_good_bundle_opens_and_hands_out_its_parts(folder: Path) -> None:
     assert opened.tokenizer.decode(opened.tokenizer.encode("the red cup")) == "the red cup"
 
 
-def test_a_tensor_with_an_offset_is_the_right_bytes(folder: Path) -> None:
+def test_tensor_with_offset_has_the_right_bytes(folder: Path) -> None:
     info = handmade_bundle.read(folder)["tensors"]["encoder.relative_bias"]
     raw = (folder / "weights.bin").read_bytes()[info["offset"] : info["offset"] + info["bytes"]]
     view = Bundle.open(folder).tensor("encoder.relative_bias")
@@ -186,7 +186,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_refused_with_one_line_that_names_it(folder: Path, kind: str) -> None:
+def test_damaged_bundle_is_refused_in_one_line(folder: Path, kind: str) -> None:
     damage, message = DAMAGE[kind]
     damage(folder)
     with pytest.raises(BundleError, match=message) as caught:
@@ -194,7 +194,7 @@ def test_damage_is_refused_with_one_line_that_names_it(folder: Path, kind: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_big_files_are_compared_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_checked_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle_module, "SMALL", 100)
     _flip_byte("weights.bin")(folder)
     Bundle.open(folder)  # the size is right, and the file is too big to be read at every start
@@ -209,21 +209,21 @@ def test_progress_counts_every_byte(folder: Path) -> None:
     assert seen == {name: info.bytes for name, info in opened.manifest.files.items()}
 
 
-def test_a_manifest_of_absurd_size_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_manifest_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle_module, "MANIFEST_LIMIT", 100)
     with pytest.raises(BundleError, match="a manifest has at most 100"):
         Bundle.open(folder)
 
 
 @pytest.mark.parametrize("what", ["nowhere", "file"])
-def test_a_path_that_is_no_folder(tmp_path: Path, what: str) -> None:
+def test_path_to_a_file_is_refused(tmp_path: Path, what: str) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(BundleError, match="does not exist" if what == "nowhere" else "not a bundle folder"):
         Bundle.open(tmp_path / what)
 
 
 @pytest.mark.parametrize("path", [None, 3, b"bundle", "x" * 5000])
-def test_what_cannot_be_a_path(path: Any) -> None:
+def test_invalid_path_is_refused(path: Any) -> None:
     with pytest.raises(BundleError, match="the path of the bundle is empty"):
         Bundle.open("")
     with pytest.raises(BundleError, match="is not a path") as caught:
@@ -231,7 +231,7 @@ def test_what_cannot_be_a_path(path: Any) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_a_bundle_of_another_model_is_told_by_its_weights(folder: Path) -> None:
+def test_bundle_of_another_model_differs_in_weights(folder: Path) -> None:
     bundle = Bundle.open(folder)
     own = bundle.manifest.model
     bundle.check_model(own.source, own.fingerprint)
@@ -248,7 +248,7 @@ def test_unknown_graph_and_tensor_are_named(folder: Path) -> None:
         opened.tensor("x")
 
 
-def test_a_path_that_the_locale_cannot_write_is_told_so(tmp_path: Path) -> None:
+def test_path_not_encodable_in_locale_is_refused(tmp_path: Path) -> None:
     """Python then stands bytes in for letters, which no library takes: the tokenizer's said to build the bundle again."""
     folder = handmade_bundle.write_bundle(tmp_path / "größe")
     code = (

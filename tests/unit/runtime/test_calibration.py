@@ -115,7 +115,7 @@ def looked_at(report: dict[str, Any]) -> dict[int, tuple[float, list[float] | No
     }
 
 
-def test_what_may_be_best_is_decoded_itself(script: Callable[..., Script]) -> None:
+def test_candidate_for_best_is_decoded(script: Callable[..., Script]) -> None:
     """Chains of 2 keep 3 tokens a cycle, those of 3 keep 3.25: within a tenth. Neither short chains, nor trees, nor a draft
     that is told to be slow are looked at."""
     made = script(steady)
@@ -189,7 +189,7 @@ def test_a_tree_that_was_never_decoded_may_be_the_best(script: Callable[..., Scr
     }
 
 
-def test_the_luckiest_is_predicted_by_requests_that_did_not_choose_it(
+def test_best_choice_is_predicted_on_held_out_requests(
     script: Callable[..., Script],
 ) -> None:
     def lucky(name: str | None, budget: Budget | None, number: int) -> float:
@@ -214,7 +214,9 @@ def test_the_luckiest_is_predicted_by_requests_that_did_not_choose_it(
 
 
 @pytest.mark.parametrize(("spread", "uncertain"), [(0.002, False), (0.05, True)])
-def test_it_says_how_sure_it_is(script: Callable[..., Script], spread: float, uncertain: bool) -> None:
+def test_confidence_interval_is_reported(
+    script: Callable[..., Script], spread: float, uncertain: bool
+) -> None:
     """By requests: those that are looked at a second time add nothing to it."""
 
     def varied(name: str | None, budget: Budget | None, number: int) -> float:
@@ -238,7 +240,7 @@ def test_it_says_how_sure_it_is(script: Callable[..., Script], spread: float, un
     assert few.report()["costs"]["choice"]["interval"] is None and few.report()["uncertain"] is True
 
 
-def test_nothing_is_chosen_that_does_not_pay_on_the_other_requests(
+def test_choice_must_pay_on_held_out_requests(
     script: Callable[..., Script],
 ) -> None:
     def half(name: str | None, budget: Budget | None, number: int) -> float:
@@ -252,7 +254,7 @@ def test_nothing_is_chosen_that_does_not_pay_on_the_other_requests(
         assert whole.report()["costs"]["choice"]["draft"] == chosen
 
 
-def test_what_is_far_from_paying_is_not_looked_at(script: Callable[..., Script]) -> None:
+def test_hopeless_candidates_are_skipped(script: Callable[..., Script]) -> None:
     made = script(lambda name, budget, number: 1.0 if name is None else 20.0)
     whole = Calibration(SESSION, "data")
     whole.survey(REQUESTS)
@@ -286,7 +288,7 @@ def test_requests_that_only_time_the_host_are_decoded_for_a_while(script: Callab
     assert report["costs"]["choice"]["draft"] == "heads" and report["costs"]["choice"]["interval"] is None
 
 
-def test_a_long_request_warms_itself_up() -> None:
+def test_long_request_needs_no_warm_up() -> None:
     asked: list[float] = []
 
     def session(seconds: float) -> Any:
@@ -301,13 +303,13 @@ def test_a_long_request_warms_itself_up() -> None:
     assert asked == [WARM / 2, WARM / 2, 2 * WARM]
 
 
-def test_requests_of_one_token_cannot_be_calibrated(script: Callable[..., Script]) -> None:
+def test_one_token_requests_cannot_be_calibrated(script: Callable[..., Script]) -> None:
     script(steady)
     with pytest.raises(OptionError, match="raise --max-new-tokens"):
         Calibration(SESSION, "data").survey([])
 
 
-def test_an_interval_covers_what_it_should() -> None:
+def test_confidence_interval_has_its_coverage() -> None:
     """Of means of 30 draws from a known distribution, about 95 % of the intervals hold the true one."""
 
     def mean(values: list[float]) -> float:
@@ -322,7 +324,7 @@ def test_an_interval_covers_what_it_should() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "once"), [(10.0, 0.0), (12.0, 2.0), (14.0, 4.0), (15.0, 4.0)])
-def test_a_combination_takes_a_share_of_its_second_draft(seconds: float, once: float) -> None:
+def test_combined_draft_includes_a_share_of_the_second(seconds: float, once: float) -> None:
     """By what its cycles took, between nothing and all of it; another draft never takes less than its passes."""
 
     def arm(name: str | None, took: float) -> Arm:
@@ -340,7 +342,7 @@ def test_a_combination_takes_a_share_of_its_second_draft(seconds: float, once: f
     assert predict(table, arms[1].observed).break_even == pytest.approx(max(seconds, 10.0) / 10)
 
 
-def test_every_tree_is_predicted_by_what_its_cycles_took() -> None:
+def test_tree_prediction_uses_measured_cycle_times() -> None:
     """A pass over a tree may cost more within decoding than timed alone, and its host more than a chain's."""
 
     def arm(budget: Budget | None, cycles: int, seconds: float, engine: float, accepted: list[int]) -> Arm:

@@ -54,7 +54,7 @@ def write_as_it_is(folder: Path, data: dict[str, Any], **layout: Any) -> None:
         ("limits", "later", 1),
     ],
 )
-def test_a_value_that_nothing_else_covers_is_covered(folder: Path, part: str, field: str, value: Any) -> None:
+def test_checksum_covers_every_manifest_value(folder: Path, part: str, field: str, value: Any) -> None:
     data = handmade_bundle.read(folder)
     data[part][field] = value
     write_as_it_is(folder, data)
@@ -63,7 +63,7 @@ def test_a_value_that_nothing_else_covers_is_covered(folder: Path, part: str, fi
     assert "\n" not in str(caught.value) and f"checksum {folder}" in str(caught.value)
 
 
-def test_flipped_bits_of_the_manifest_give_an_error_or_the_same_values(folder: Path) -> None:
+def test_flipped_manifest_bits_are_detected_or_harmless(folder: Path) -> None:
     path, rng = folder / "manifest.json", random.Random(0)
     whole = path.read_bytes()
     values = {name: value for name, value in json.loads(whole).items() if name != "sha256"}
@@ -80,7 +80,7 @@ def test_flipped_bits_of_the_manifest_give_an_error_or_the_same_values(folder: P
     assert refused > 250
 
 
-def test_the_layout_of_the_file_does_not_matter(folder: Path) -> None:
+def test_json_layout_does_not_change_the_checksum(folder: Path) -> None:
     data = handmade_bundle.read(folder)
     turned = dict(reversed(data.items()))
     turned["image"] = dict(reversed(data["image"].items()))
@@ -102,7 +102,7 @@ def test_a_manifest_without_checksum_opens_but_is_not_verified(folder: Path) -> 
             Bundle.open(folder, check=check)
 
 
-def test_an_edited_manifest_is_sealed_by_the_command_that_the_error_names(folder: Path) -> None:
+def test_suggested_command_seals_an_edited_manifest(folder: Path) -> None:
     data = handmade_bundle.read(folder)
     data["text"]["default_prompt"] = "what is on the table"
     write_as_it_is(folder, data)
@@ -117,7 +117,7 @@ def test_an_edited_manifest_is_sealed_by_the_command_that_the_error_names(folder
     assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and "not a readable" in failed.stderr
 
 
-def test_storing_costs_keeps_the_checksum_valid_and_does_not_seal_damage(folder: Path) -> None:
+def test_storing_costs_keeps_checksum_and_detects_damage(folder: Path) -> None:
     before = handmade_bundle.read(folder)["sha256"]
     store_costs(folder, [ENTRY])
     assert handmade_bundle.read(folder)["sha256"] != before
@@ -183,7 +183,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return compared
 
 
-def test_once_compares_only_what_changed_since(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_once_compares_only_changed_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = counted(monkeypatch)
     names = sorted(handmade_bundle.read(folder)["files"])
     Bundle.open(folder, check="once")
@@ -208,7 +208,7 @@ def test_once_compares_only_what_changed_since(folder: Path, monkeypatch: pytest
     assert compared == ["head.onnx"]
 
 
-def test_another_checksum_in_the_manifest_is_compared_again(folder: Path) -> None:
+def test_changed_manifest_checksum_is_checked_again(folder: Path) -> None:
     Bundle.open(folder, check="once")
     data = handmade_bundle.read(folder)
     data["files"]["weights.bin"]["sha256"] = "0" * 64
@@ -220,7 +220,7 @@ def test_another_checksum_in_the_manifest_is_compared_again(folder: Path) -> Non
 @pytest.mark.parametrize(
     "record", ["", "[]", '{"files": {"weights.bin": [1]}}', "[" * 100_000, '{"files": 3}']
 )
-def test_a_damaged_record_counts_as_none(folder: Path, monkeypatch: pytest.MonkeyPatch, record: str) -> None:
+def test_damaged_check_record_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch, record: str) -> None:
     path = record_path(folder)
     path.parent.mkdir(parents=True)
     path.write_text(record)
@@ -230,7 +230,7 @@ def test_a_damaged_record_counts_as_none(folder: Path, monkeypatch: pytest.Monke
     assert list(json.loads(path.read_text())["files"]) == compared
 
 
-def test_only_once_writes_and_only_into_the_cache(folder: Path, tmp_path: Path) -> None:
+def test_only_check_once_writes_and_only_into_the_cache(folder: Path, tmp_path: Path) -> None:
     Bundle.open(folder)
     Bundle.open(folder, check="sha256")
     assert not (tmp_path / "cache").exists()
@@ -238,7 +238,7 @@ def test_only_once_writes_and_only_into_the_cache(folder: Path, tmp_path: Path) 
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [record_path(folder)]
 
 
-def test_where_the_record_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_location_of_the_check_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = {"VLMEXPORT_CACHE": "named", "XDG_CACHE_HOME": "xdg/vlmexport", "HOME": "home/.cache/vlmexport"}
     for variable in places:
         monkeypatch.setenv(variable, str(tmp_path / places[variable].partition("/")[0]))
@@ -247,14 +247,14 @@ def test_where_the_record_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(variable)
 
 
-def test_a_cache_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -> None:
+def test_unwritable_cache_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(OptionError, match=r"'once' cannot remember in .*cache.*; set VLMEXPORT_CACHE"):
         Bundle.open(folder, check="once")
 
 
 @pytest.mark.parametrize("check", ["sha512", None, True])
-def test_another_check_is_refused_before_anything_is_read(folder: Path, check: Any) -> None:
+def test_unknown_check_mode_is_refused_early(folder: Path, check: Any) -> None:
     with pytest.raises(OptionError, match=r"check: .* is not one of size, sha256, once"):
         Session.load(folder, check=check)
     opened = Bundle.open(folder)

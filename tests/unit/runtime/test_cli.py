@@ -112,7 +112,7 @@ def test_wrong_use_is_status_2_with_a_hint(arguments: list[str], capsys: Capture
         ),
     ],
 )
-def test_words_of_other_tools_are_known(arguments: list[str], said: str, capsys: Capture) -> None:
+def test_options_of_other_tools_get_suggestions(arguments: list[str], said: str, capsys: Capture) -> None:
     assert cli.main(arguments) == 2
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", f"vlmexport: {said}\n")
@@ -121,12 +121,12 @@ def test_words_of_other_tools_are_known(arguments: list[str], said: str, capsys:
 @pytest.mark.parametrize(
     "arguments", [["run", "b", "words"], ["inspect", "b", "x.png"], ["rnu"], ["run", "--imag"]]
 )
-def test_other_words_are_told_of_as_before(arguments: list[str], capsys: Capture) -> None:
+def test_unknown_options_get_the_usual_error(arguments: list[str], capsys: Capture) -> None:
     assert cli.main(arguments) == 2
     assert "Error: " in capsys.readouterr().err
 
 
-def test_every_suggestion_names_what_there_is() -> None:
+def test_every_suggestion_names_an_existing_option() -> None:
     """Commands, and options of a command; and no word is one of ours."""
     for word, said in suggestions.WORDS.items():
         assert word not in cli.RUNTIME_COMMANDS and word not in cli.MOUNTED_COMMANDS
@@ -146,7 +146,7 @@ def test_every_suggestion_names_what_there_is() -> None:
 
 @pytest.mark.parametrize("name", ["bundle", "deployed"])
 @pytest.mark.parametrize("command", ["run", "bench", "inspect", "profile"])
-def test_a_folder_that_holds_a_bundle_names_it(
+def test_folder_with_a_bundle_inside_is_suggested(
     tmp_path: Path, capsys: Capture, command: str, name: str
 ) -> None:
     handmade_bundle.write_bundle(tmp_path / "demo" / name)
@@ -303,7 +303,7 @@ def test_closed_streams(
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "9", "abc", "-3", "\u00b2", "", "9" * 30])
-def test_a_size_of_the_terminal_that_is_none_hides_nothing(
+def test_invalid_terminal_size_hides_nothing(
     columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     folder = str(handmade_bundle.write_bundle(tmp_path / "bundle"))
@@ -341,7 +341,7 @@ def test_an_empty_path_is_not_the_current_folder(line: list[str], option: str, c
         ("OSError(36, 'File name too long', 'a' * 5000)", "vlmexport: " + "a" * 200 + "…: File name too long"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_loaded_is_one_line(
+def test_unloadable_bundle_is_one_line(
     error: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     from vlmexport.runtime.bundle.folder import Bundle
@@ -355,7 +355,7 @@ def test_what_cannot_be_loaded_is_one_line(
     assert said in shown and len(shown.splitlines()) == 1
 
 
-def test_commands_in_one_process_leave_no_more_behind_than_one(tmp_path: Path) -> None:
+def test_repeated_commands_leak_nothing(tmp_path: Path) -> None:
     def handlers() -> list[int]:
         return [len(logging.getLogger(name).handlers) for name in (None, "PIL", "vlmexport")]
 
@@ -366,7 +366,7 @@ def test_commands_in_one_process_leave_no_more_behind_than_one(tmp_path: Path) -
     assert handlers() == before
 
 
-def test_every_module_of_the_extras_is_missed_by_name() -> None:
+def test_missing_modules_of_extras_are_named() -> None:
     for modules in optional_deps.MODULES.values():
         for module in modules:
             error = cli.missing_extra(ModuleNotFoundError(module, name=f"{module}.inner"))
@@ -374,18 +374,18 @@ def test_every_module_of_the_extras_is_missed_by_name() -> None:
             assert f"the extra [{least}] ({module} is missing)" in str(error)
 
 
-def test_a_bug_is_not_hidden(exporter: types.ModuleType) -> None:
+def test_internal_errors_keep_their_traceback(exporter: types.ModuleType) -> None:
     with pytest.raises(ModuleNotFoundError, match="numpyy"):
         cli.main(["build", "--model", "bug"])
 
 
-def test_help_of_all_never_imports_a_room(exporter: types.ModuleType, capsys: Capture) -> None:
+def test_top_level_help_imports_no_other_package(exporter: types.ModuleType, capsys: Capture) -> None:
     del exporter.register
     assert cli.main(["--help"]) == 0
     assert cli.main(["inspect", "--help"]) == 0
 
 
-def test_a_command_that_a_room_does_not_have(exporter: types.ModuleType, capsys: Capture) -> None:
+def test_missing_command_of_a_package_is_reported(exporter: types.ModuleType, capsys: Capture) -> None:
     assert cli.main(["models", "--anything"]) == 2
     assert "not part of this installation" in capsys.readouterr().err
 
@@ -411,7 +411,7 @@ def test_a_command_has_one_help_text(command: str, capsys: Capture, monkeypatch:
         assert {"-v", "--verbose", "-q", "--quiet"} <= set(shown.split()), arguments
 
 
-def test_a_folders_first_picture_is_read_once(
+def test_first_picture_of_a_folder_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     from vlmexport.runtime.commands import each

@@ -188,7 +188,7 @@ def test_run_has_the_options_of_generate(
         assert want.tokens != plain.tokens, "the option changes something"
 
 
-def test_run_ends_before_each_stop(tiny_bundle: Bundles, capsys: Capture) -> None:
+def test_run_cuts_the_text_before_stop_strings(tiny_bundle: Bundles, capsys: Capture) -> None:
     path = tiny_bundle("llama").path
     whole = run_json(capsys, path, "--prompt", "the cup", "--max-new-tokens", 40)["text"]
     middle = whole[len(whole) // 2 :][:3]
@@ -199,7 +199,7 @@ def test_run_ends_before_each_stop(tiny_bundle: Bundles, capsys: Capture) -> Non
     assert middle and found["text"] == whole[: whole.index(middle)]
 
 
-def test_run_allocates_what_max_length_says(tiny_bundle: Bundles, capsys: Capture) -> None:
+def test_run_max_length_sets_the_allocation(tiny_bundle: Bundles, capsys: Capture) -> None:
     path = tiny_bundle("llama").path
     whole = run_json(capsys, path, "--prompt", "the cup", "--max-new-tokens", 40)
     found = run_json(capsys, path, "--prompt", "the cup", "--max-new-tokens", 40, "--max-length", 34)
@@ -219,7 +219,9 @@ def test_run_allocates_what_max_length_says(tiny_bundle: Bundles, capsys: Captur
         (["--image", "-", "--prompt", "-"], "standard input holds one of them"),
     ],
 )
-def test_run_refuses_before_it_reads_a_bundle(capsys: Capture, arguments: list[object], message: str) -> None:
+def test_run_checks_options_before_reading_the_bundle(
+    capsys: Capture, arguments: list[object], message: str
+) -> None:
     assert main("run", "nowhere", *arguments) == 2
     shown = capsys.readouterr().err
     assert message in shown and shown.count("\n") == 1
@@ -282,7 +284,7 @@ def test_run_answers_every_picture_of_a_folder(tiny_bundle: Bundles, pictures: P
     assert len(shown.out.splitlines()) == 2 and shown.err == ""
 
 
-def test_run_names_the_picture_that_does_not_fit(
+def test_run_names_the_unsuitable_picture(
     tiny_bundle: Bundles, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is refused by the rows that it takes of the prompt, and not as a picture, leaves the others their answers."""
@@ -316,7 +318,7 @@ def test_run_names_the_picture_that_does_not_fit(
         (["--video", "a.mp4"], "give it alone"),
     ],
 )
-def test_a_folder_of_pictures_is_given_alone(
+def test_picture_folder_excludes_other_inputs(
     pictures: Path, capsys: Capture, more: list[str], message: str
 ) -> None:
     assert main("run", "nowhere", "--image", pictures, *more) == 2
@@ -324,7 +326,7 @@ def test_a_folder_of_pictures_is_given_alone(
     assert f"--image {pictures}: " in shown and message in shown and shown.count("\n") == 1
 
 
-def test_a_folder_without_pictures_and_one_of_none_that_can_be_read(
+def test_folder_without_readable_pictures_is_reported(
     tiny_bundle: Bundles, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny_bundle("t5").path
@@ -351,9 +353,7 @@ SAMPLING = {"--top-p": 0.9, "--top-k": 5, "--min-p": 0.1, "--seed": 3}
         ("bench", ["--seed"]),
     ],
 )
-def test_an_option_of_sampling_at_temperature_0_is_told_of(
-    capsys: Capture, command: str, given: list[str]
-) -> None:
+def test_sampling_option_at_temperature_0_warns(capsys: Capture, command: str, given: list[str]) -> None:
     options = [word for flag in given for word in (flag, SAMPLING[flag])]
     assert main(command, "nowhere", *options) == 2
     told = capsys.readouterr().err.splitlines()[:-1]
@@ -390,7 +390,7 @@ def test_a_damaged_tiff_is_one_line(
     assert "a.tif: the image data is truncated or damaged" in shown and shown.count("\n") == 1
 
 
-def test_what_pillow_logs_is_not_shown(tiny_bundle: Bundles, tmp_path: Path) -> None:
+def test_pillow_log_messages_are_hidden(tiny_bundle: Bundles, tmp_path: Path) -> None:
     path, picture = tiny_bundle("t5").path, tmp_path / "a.tif"
     Image.fromarray(synthetic_image(64, 64)).save(picture)
     samples = struct.pack("<HHI", 277, 3, 1)  # tag SamplesPerPixel, one number of 16 bits
@@ -528,7 +528,7 @@ def one_story(report: dict[str, Any]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(*[st.floats(0.1, 10)] * 4), min_size=1, max_size=6))
-def test_one_speed_up_whatever_two_figures_are_divided(
+def test_speed_up_agrees_with_every_pair_of_figures(
     repeats: list[tuple[float, float, float, float]],
 ) -> None:
     """`repeats`: seconds to the first token and of decoding, plain and speculative."""
@@ -584,7 +584,7 @@ def summary_of_demo(report: dict[str, Any]) -> str:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("option", ["--plot", "--report"])
 @pytest.mark.parametrize("old", [None, b"of before"])
-def test_a_full_disk_takes_nothing_of_what_was_measured(
+def test_full_disk_keeps_measured_results(
     tiny_bundle: Bundles,
     tmp_path: Path,
     capsys: Capture,
@@ -684,7 +684,7 @@ def test_bench_forced_acceptance_says_so(tiny_bundle: Bundles, capsys: Capture) 
 
 
 @pytest.mark.usefixtures("quick")
-def test_lossy_is_marked_wherever_it_is_shown(tiny_bundle: Bundles, capsys: Capture) -> None:
+def test_lossy_results_are_marked_everywhere(tiny_bundle: Bundles, capsys: Capture) -> None:
     path = tiny_bundle("llama").path
     arguments = [
         "--draft", "medusa", "--draft-length", 3, "--temperature", 0.9, "--seed", 2,
@@ -732,7 +732,7 @@ def test_lossy_without_a_temperature_is_refused(tiny_bundle: Bundles, capsys: Ca
         (["--confidence-threshold", 0.5], "--confidence-threshold 0.5"),
     ],
 )
-def test_what_a_draft_is_told_needs_a_draft(
+def test_draft_options_need_a_draft(
     tiny_bundle: Bundles, capsys: Capture, options: list[Any], named: str
 ) -> None:
     path = tiny_bundle("llama").path
@@ -741,7 +741,7 @@ def test_what_a_draft_is_told_needs_a_draft(
     assert f"--draft none drafts nothing: leave {named} out, or name a draft" in capsys.readouterr().err
 
 
-def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() -> None:
+def test_plot_names_machine_and_load() -> None:
     pytest.importorskip("matplotlib")
     arm = {"tokens_per_second": 90.0, "tokens_per_second_min": 80.0, "tokens_per_second_max": 95.0}
     report = {

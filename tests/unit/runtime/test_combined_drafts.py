@@ -65,7 +65,7 @@ def of(key: str) -> Any:
     return SimpleNamespace(key=key, tokens=[1])
 
 
-def test_the_second_is_asked_once_for_all_that_are_new_to_the_first() -> None:
+def test_second_draft_is_asked_once_per_cycle() -> None:
     first, second = Told("a", {"x": [7, 8]}), Told("b", {"y": [4], "z": [5, 6], "x": [9]})
     combined = FallbackProposer("a+b", first, second)
     given = [Budget.chain(depth) for depth in (2, 1, 3)]
@@ -77,7 +77,7 @@ def test_the_second_is_asked_once_for_all_that_are_new_to_the_first() -> None:
     assert len(second.calls) == 1, "asked for nothing"
 
 
-def test_both_are_told_everything_that_they_ask_for() -> None:
+def test_both_drafts_receive_their_inputs() -> None:
     first, second = Told("a", {}, resumable=5), Told("b", {}, rows=True, resumable=3)
     combined = FallbackProposer("a+b", first, second)
     assert (combined.cut, combined.resumable) == (None, 3)
@@ -113,7 +113,7 @@ def manifest() -> Manifest:
     return Manifest.from_dict(document | {"drafts": [*kept, *drafts], "files": files})
 
 
-def test_names_of_combinations() -> None:
+def test_names_of_combined_drafts() -> None:
     found = manifest()
     assert combinations(found.drafts) == {"prompt-lookup+heads": "heads"}
     chosen = found.choose_draft("prompt-lookup+heads")
@@ -134,7 +134,7 @@ def test_names_of_combinations() -> None:
     assert found.choose_draft("prompt-lookup+heads") is found.drafts[-2]
 
 
-def test_a_combination_costs_what_its_second_draft_costs() -> None:
+def test_combined_draft_costs_its_second_draft() -> None:
     found = manifest()
     table = default_costs(found)
     more = with_combinations(table, found.drafts)

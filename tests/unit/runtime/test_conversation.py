@@ -38,7 +38,7 @@ def seen(session: Session) -> list[int]:
     return calls
 
 
-def test_a_turn_computes_what_is_new(tiny: TinyBundle) -> None:
+def test_later_turn_computes_only_new_tokens(tiny: TinyBundle) -> None:
     sees = tiny.bundle.manifest.image is not None
     with Session.load(tiny.path) as session, Session.load(tiny.path) as other:
         chat, calls = session.chat("the table"), seen(session)
@@ -63,7 +63,7 @@ def test_a_turn_computes_what_is_new(tiny: TinyBundle) -> None:
 @pytest.mark.parametrize(
     "draft", ["none", "imitation", "imitation@2", "medusa", "eagle", "vispec", "prompt-lookup"]
 )
-def test_whatever_drafts_a_later_turn_has_the_same_answer(tiny_bundle: Bundles, draft: str) -> None:
+def test_later_turn_has_the_same_answer_with_every_draft(tiny_bundle: Bundles, draft: str) -> None:
     tiny = tiny_bundle("qwen2.5-vl-two-cuts" if draft == "imitation@2" else "qwen2.5-vl")
     with Session.load(tiny.path) as session, Session.load(tiny.path) as other:
         chat = session.chat()
@@ -75,7 +75,7 @@ def test_whatever_drafts_a_later_turn_has_the_same_answer(tiny_bundle: Bundles, 
             assert found.tokens == want.tokens
 
 
-def test_another_request_between_turns_costs_the_cache_and_nothing_else(tiny_bundle: Bundles) -> None:
+def test_request_between_turns_only_drops_the_cache(tiny_bundle: Bundles) -> None:
     tiny = tiny_bundle("qwen2.5-vl")
     with Session.load(tiny.path) as session, Session.load(tiny.path) as other:
         chat = session.chat()
@@ -112,7 +112,7 @@ def test_only_requests_that_ask_for_it_reuse_a_prompt(tiny_bundle: Bundles) -> N
 @pytest.mark.parametrize(
     ("bundle", "draft"), [("qwen2.5-vl", "imitation"), ("qwen2.5-vl-two-cuts", "imitation@2")]
 )
-def test_the_kept_rows_are_those_of_a_prefill(tiny_bundle: Bundles, bundle: str, draft: str) -> None:
+def test_reused_cache_equals_a_prefill(tiny_bundle: Bundles, bundle: str, draft: str) -> None:
     """Those of a draft with attention, too, which passes the rows behind the kept ones only."""
     tiny = tiny_bundle(bundle)
     with Session.load(tiny.path) as session, Session.load(tiny.path) as other:
@@ -129,7 +129,7 @@ def test_the_kept_rows_are_those_of_a_prefill(tiny_bundle: Bundles, bundle: str,
                 np.testing.assert_allclose(here[part], there[part], atol=1e-4)
 
 
-def test_a_turn_that_fails_was_not_said(tiny_bundle: Bundles) -> None:
+def test_failed_turn_is_not_part_of_the_conversation(tiny_bundle: Bundles) -> None:
     with Session.load(tiny_bundle("qwen2.5-vl").path) as session:
         chat = session.chat()
         first = chat.say(WORDS[0], max_new_tokens=4)
@@ -144,7 +144,7 @@ def test_a_turn_that_fails_was_not_said(tiny_bundle: Bundles) -> None:
         assert chat.say(WORDS[1], max_new_tokens=4).stats.reused_tokens > 0
 
 
-def test_models_without_a_template_hold_no_conversation(tiny_bundle: Bundles) -> None:
+def test_conversation_needs_a_chat_template(tiny_bundle: Bundles) -> None:
     with (
         Session.load(tiny_bundle("t5").path) as session,
         pytest.raises(PromptError, match="no chat template"),
@@ -156,7 +156,7 @@ def test_models_without_a_template_hold_no_conversation(tiny_bundle: Bundles) ->
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "llava", "llava-next", "t5", "blip2-opt", "vit-gpt2"])
-def test_an_encoded_picture_stands_for_itself(tiny_bundle: Bundles, name: str) -> None:
+def test_encoded_picture_replaces_the_picture(tiny_bundle: Bundles, name: str) -> None:
     with Session.load(tiny_bundle(name).path, max_batch=2) as session:
         want = session.generate(PICTURES[0], "the red cup", max_new_tokens=16)
         calls = seen(session)
@@ -174,7 +174,7 @@ def test_an_encoded_picture_stands_for_itself(tiny_bundle: Bundles, name: str) -
         assert again.digest == handle.digest
 
 
-def test_an_encoded_picture_is_that_models(tiny_bundle: Bundles) -> None:
+def test_encoded_picture_of_another_model_is_refused(tiny_bundle: Bundles) -> None:
     with Session.load(tiny_bundle("llava").path) as session:
         handle = session.encode(PICTURES[0])
     other = tiny_bundle("qwen2.5-vl").path
@@ -198,7 +198,7 @@ def test_a_busy_session_encodes_nothing(tiny_bundle: Bundles) -> None:
         assert found[0].encoded is not None
 
 
-def test_two_words_for_one_argument_are_refused(tiny_bundle: Bundles) -> None:
+def test_aliases_given_together_are_refused(tiny_bundle: Bundles) -> None:
     with Session.load(tiny_bundle("llava").path) as session:
         for words in ({"image": PICTURES[0], "images": PICTURES}, {"prompt": "cup", "messages": []}):
             with pytest.raises(OptionError, match="two words"):
@@ -245,7 +245,7 @@ def rows(prepared: Prepared, tokens: list[int]) -> list[tuple[Any, ...]]:
 
 @settings(max_examples=400, deadline=None)
 @given(prompts(), st.lists(st.integers(0, 1), max_size=4), prompts(), st.data())
-def test_what_two_prompts_share(
+def test_common_prefix_of_two_prompts(
     first: Prepared, tokens: list[int], second: Prepared, data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(len(first.token_ids), len(first.token_ids) + len(tokens)))

@@ -25,7 +25,7 @@ from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCo
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 0.95])
 @pytest.mark.parametrize("length", [0, 1, 5, 16])
-def test_one_alpha_gives_the_closed_form(alpha: float, length: int) -> None:
+def test_constant_acceptance_gives_the_closed_form(alpha: float, length: int) -> None:
     assert expected_tokens([alpha], length) == pytest.approx((1 - alpha ** (length + 1)) / (1 - alpha))
 
 
@@ -76,7 +76,7 @@ def test_cycle_and_bound_by_hand() -> None:
 
 
 @given(st.dictionaries(st.integers(1, 64), st.floats(0.01, 100), min_size=1))
-def test_a_curve_never_falls_and_keeps_what_was_measured(seconds: dict[int, float]) -> None:
+def test_cost_curve_is_monotonic_and_keeps_measurements(seconds: dict[int, float]) -> None:
     curve = Curve(seconds)
     values = [curve(width) for width in range(1, 200)]
     assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(values))

@@ -46,7 +46,7 @@ class Library:
         return called
 
 
-def test_what_arrives_at_the_library() -> None:
+def test_arguments_reach_the_cuda_library() -> None:
     library = Library()
     cuda = Cuda(library)
     stream = cuda.create_stream()
@@ -82,7 +82,7 @@ def test_what_arrives_at_the_library() -> None:
     ]
 
 
-def test_the_gpu() -> None:
+def test_gpu_properties() -> None:
     assert Cuda(Library()).gpu() == Gpu("Orin", "sm87")
 
 
@@ -102,7 +102,7 @@ def test_versions_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         Cuda(Library(cudaDriverGetVersion=3)).versions()
 
 
-def test_no_memory_names_what_it_was_for() -> None:
+def test_out_of_memory_names_the_purpose() -> None:
     cuda = Cuda(Library(cudaMalloc=2, cudaHostAlloc=2))
     with pytest.raises(
         CapacityError,
@@ -113,7 +113,7 @@ def test_no_memory_names_what_it_was_for() -> None:
         cuda.allocate_host("staging", 8)
 
 
-def test_other_errors_are_in_cudas_words() -> None:
+def test_other_errors_quote_cuda() -> None:
     cuda = Cuda(Library(cudaStreamSynchronize=700, cudaMalloc=700))
     with pytest.raises(DeviceError, match=r"cudaStreamSynchronize failed: out of luck \(700\)"):
         cuda.synchronise(1)
@@ -121,7 +121,7 @@ def test_other_errors_are_in_cudas_words() -> None:
         cuda.allocate("a", 1)
 
 
-def test_what_was_captured_is_freed_when_it_cannot_be_made_ready() -> None:
+def test_failed_instantiation_frees_the_capture() -> None:
     library = Library(cudaGraphInstantiateWithFlags=1)
     with pytest.raises(DeviceError, match="cudaGraphInstantiateWithFlags"):
         Cuda(library).end_capture(1)

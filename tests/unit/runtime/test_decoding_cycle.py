@@ -112,7 +112,7 @@ def test_output_does_not_depend_on_the_proposer(kind, seed, quality, depth, limi
         ), "d + 1 trunk passes a cycle, and the verifier runs none"
 
 
-def test_end_token_limit_and_discarded() -> None:
+def test_end_token_limit_and_discarded_counts() -> None:
     _, _, endless = run(60)
     at = next(i for i, token in enumerate(endless) if i > 3 and endless.index(token) == i)
     generation, _, tokens = run(60, (endless[at],), proposer=OracleTree(0, 1.0, False), policy=FixedLength(8))
@@ -192,7 +192,7 @@ def test_forced_acceptance_reaches_the_rate() -> None:
     assert generation.stats.alpha == pytest.approx(0.8, abs=0.04)
 
 
-def test_a_policy_is_asked_before_and_told_after_every_cycle() -> None:
+def test_policy_is_called_before_and_after_each_cycle() -> None:
     asked: list[int] = []
     told: list[tuple[int, Verdict]] = []
 

@@ -39,7 +39,7 @@ def table(plain: Curve, host: float = 0.0, **drafts: DraftCosts) -> CostTable:
     return CostTable(plain, drafts, host)
 
 
-def test_a_whole_chain_is_what_the_recorded_cycles_took() -> None:
+def test_full_chain_prediction_equals_recorded_cycles() -> None:
     stats = played(6, 0.7)
     stats.discarded, stats.tokens = 50, stats.tokens - 50
     costs = table(Curve({1: 1.0, 7: 1.9}), 0.2, a=DraftCosts(propose=0.05, once=0.1))
@@ -48,14 +48,14 @@ def test_a_whole_chain_is_what_the_recorded_cycles_took() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])
-def test_a_shorter_chain_is_told_from_the_longest(depth: int) -> None:
+def test_shorter_chain_is_predicted_from_the_longest(depth: int) -> None:
     costs = table(Curve({1: 1.0, 9: 1.7}), a=DraftCosts(propose=0.05))
     found = predict(costs, chain("a", 8, 0.75), depth)
     assert found.budget == Budget.chain(depth)
     assert found.speedup == pytest.approx(costs.speedup("a", [0.75], depth), rel=0.03)
 
 
-def test_a_chain_is_told_from_the_shortest_one_that_is_as_long() -> None:
+def test_chain_is_predicted_from_the_shortest_recorded_chain() -> None:
     costs = table(Curve({1: 1.0, 9: 1.7}), a=DraftCosts(propose=0.05))
     long, short = chain("a", 8, 0.75), chain("a", 4, 0.5)
     found = {entry.budget.depth: entry for entry in predictions(costs, [long, short])}
@@ -78,7 +78,7 @@ def test_cycles_that_drafted_less_cost_less() -> None:
     )
 
 
-def test_it_pays_above_its_break_even_and_only_there() -> None:
+def test_draft_pays_only_above_break_even() -> None:
     costs = table(Curve({1: 1.0, 4: 1.8}), 0.1, a=DraftCosts(once=0.3))
     for alpha in (0.1, 0.3, 0.5, 0.9):
         for found in predictions(costs, [chain("a", 6, alpha)]):
@@ -118,7 +118,7 @@ def test_nothing_is_chosen_below_the_least_gain() -> None:
     assert choose(costs, []) is None
 
 
-def test_the_host_dilutes_what_graphs_gain() -> None:
+def test_host_time_lowers_the_speed_up() -> None:
     seen = [chain("a", 4, 0.9)]
     gains = [
         predict(table(FLAT, host, a=DraftCosts(propose=0.05, host=2 * host)), seen[0]).speedup

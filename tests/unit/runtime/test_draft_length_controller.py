@@ -193,7 +193,7 @@ def test_a_short_answer_is_not_slower_either_where_the_draft_is_untrained(
 
 @pytest.mark.parametrize(("name", "least"), [("lookup", 0.95), ("small lookup", 0.9)])
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7, 0.9])
-def test_what_an_untrained_draft_earns_it_may_stake(name: str, least: float, alpha: float):
+def test_untrained_draft_may_spend_its_gains(name: str, least: float, alpha: float):
     table = TABLES[name]
     outcomes = lambda: [drawn(lambda at: alpha, seed, found=0.7) for seed in range(40)]  # noqa: E731
     found = total(run(Adaptive(table, MOST, untrained=["draft"]), table, outcomes())).speedup
@@ -220,7 +220,7 @@ def test_short_requests_are_slower_by_a_mistake_and_the_least_one_at_most():
 
 
 @EVERY
-def test_a_draft_that_turns_bad_and_good_again(name: str):
+def test_draft_recovers_after_a_bad_phase(name: str):
     table = TABLES[name]
     policy = Adaptive(table, MOST)
     for phase, alpha in enumerate((0.9, 0.0, 0.9)):
@@ -285,7 +285,7 @@ def test_a_wide_batch_drafts_less_than_a_single_sequence():
     assert len(lengths[16]) == 1 and 0 < max(lengths[16]) < min(lengths[1])
 
 
-def test_a_mistake_at_the_beginning_is_paid_by_what_others_gained():
+def test_early_loss_is_paid_from_other_gains():
     """Two rejected chains empty the purse of a request where the least chain is dear; the draft is good after them."""
     table = TABLES["heads with a host"]
     unlucky = lambda: certain(lambda at: 0 if at < 3 else 6)  # noqa: E731
@@ -313,7 +313,7 @@ def test_sequences_without_a_draft_and_two_drafts_in_a_batch():
     assert budgets[0] == MOST and budgets[2].depth <= 1
 
 
-def test_what_was_learned_stays_in_its_scope():
+def test_controller_state_stays_in_its_scope():
     table = TABLES["exit"]
     bad, good = certain(lambda at: 0), drawn(lambda at: 0.7, 5)
     for learn, same in (("request", True), ("session", False)):
@@ -481,7 +481,7 @@ def test_heads_are_asked_for_as_many_tokens_as_they_have() -> None:
     assert max(budget.depth for budget in asked["layers"]) == MOST.depth
 
 
-def test_what_calibrate_saw_outlasts_a_first_mistake() -> None:
+def test_calibrated_acceptance_survives_one_mistake() -> None:
     """Heads that are right but for the first token of every text. A guess gives them up where drafting has a fixed price."""
     table = TABLES["heads with a host"]
     outcome = certain(lambda at: 4 if at > 1 else 0)
@@ -492,7 +492,7 @@ def test_what_calibrate_saw_outlasts_a_first_mistake() -> None:
 
 
 @EVERY
-def test_what_calibrate_saw_may_be_wrong_here(name: str) -> None:
+def test_calibrated_acceptance_may_be_overruled(name: str) -> None:
     """Nothing is ever accepted: the advance on the draft is lost once in a session, and never by itself in a request."""
     table = TABLES[name]
     wrong = [certain(lambda at: 0)] * 200
@@ -503,7 +503,7 @@ def test_what_calibrate_saw_may_be_wrong_here(name: str) -> None:
     assert total(together).speedup >= LEAST and together[-1].speedup > 0.985
 
 
-def test_a_mistake_that_costs_half_the_purse_leaves_the_shortest_chain() -> None:
+def test_costly_mistake_leaves_the_shortest_chain() -> None:
     table = TABLES["heads with a host"]
     policy = Adaptive(table, MOST, "request", seen={"draft": GOOD})
     sequence = Simulated(lambda at, budget: (0, 0), 0, DRAFT)

@@ -17,7 +17,7 @@ from vlmexport.runtime.speedup.stats import Stats
 from tests.support.toy_drafts import DRAFTS, Toy, law_of_last_two
 
 
-def test_whichever_accepts_more_is_chosen_by_what_was_judged() -> None:
+def test_proposal_mode_with_higher_acceptance_is_chosen() -> None:
     drawing = DraftSampling(auto=True)
     assert drawing.draws, "unless something speaks against it"
     flat, sharp = np.array([0.4, 0.3, 0.3]), np.array([0.9, 0.1, 0.0])
@@ -45,12 +45,12 @@ def acceptance(draft: str, sharpness: float, vocabulary: int = 12) -> float:
     return alpha
 
 
-def test_drawn_self_drafts_survive_more_often_than_matched_ones() -> None:
+def test_drawn_self_drafts_are_accepted_more_often() -> None:
     assert acceptance("on-trunk, drawn", 1.0) > acceptance("on-trunk", 1.0) + 0.1
 
 
 @pytest.mark.parametrize("sharpness", [0.3, 4.0])
-def test_heads_that_choose_are_about_as_good_as_the_better_way(sharpness: float) -> None:
+def test_choosing_heads_match_the_better_mode(sharpness: float) -> None:
     either = acceptance("heads, either", sharpness)
     assert either >= max(acceptance("heads, drawn", sharpness), acceptance("heads, chain", sharpness)) - 0.02
 
@@ -63,9 +63,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("family", ["t5", "llama", "vit-gpt2"])
-def test_next_to_temperature_0_drawn_proposals_give_the_greedy_text(
-    tiny_bundle: Callable, family: str
-) -> None:
+def test_drawn_proposals_near_temperature_0_are_greedy(tiny_bundle: Callable, family: str) -> None:
     """Real engines: all of p lies on one token, whatever was drawn from whatever q; alone and in batches."""
     with Session.load(tiny_bundle(family).path, max_batch=3) as session:
         prompts = [[11, 70, 100, 41, 5], [9, 8, 7], [5, 60, 33, 12], [17, 4]]
@@ -100,7 +98,7 @@ def test_drawn_texts_repeat_with_their_seed_and_differ_from_matched_ones(tiny_bu
             assert session.generate_tokens(ids, **way, **asked, draft_sampling="match").tokens == plain
 
 
-def test_what_a_request_gets(tiny_bundle: Callable) -> None:
+def test_proposal_mode_of_a_request(tiny_bundle: Callable) -> None:
     manifest = tiny_bundle("llama").bundle.manifest
 
     def way(**options: Any) -> str:

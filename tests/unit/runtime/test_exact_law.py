@@ -68,7 +68,7 @@ def test_a_draft_does_not_change_the_law(draft: str, way: str) -> None:
 
 @pytest.mark.parametrize("penalties", [name for name in PENALTIES if name])
 @pytest.mark.parametrize("draft", ["chain", "tree", "on-trunk", "heads, tree", "drawn"])
-def test_with_penalties_either(draft: str, penalties: str) -> None:
+def test_penalties_do_not_change_the_law(draft: str, penalties: str) -> None:
     given = toy("temperature", penalties, vocabulary=4, limit=3)
     found, wanted = exact_law(lambda: given.run(DRAFTS[draft])), given.plain_law()
     assert distance(found, wanted) < 1e-14
@@ -76,7 +76,7 @@ def test_with_penalties_either(draft: str, penalties: str) -> None:
 
 
 @pytest.mark.parametrize("draft", ["tree", "drawn"])
-def test_five_tokens(draft: str) -> None:
+def test_law_of_five_tokens(draft: str) -> None:
     given = toy("temperature", vocabulary=5, limit=3)
     assert distance(exact_law(lambda: given.run(DRAFTS[draft])), given.plain_law()) < 1e-14
 
@@ -117,7 +117,7 @@ def test_acceptance_and_residual_have_exactly_the_law_of_p(p: int) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_the_enumeration_sees(mutant: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enumeration_detects_wrong_laws(mutant: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     given = Toy(
         3,
         law_of_last_two(1, 3),

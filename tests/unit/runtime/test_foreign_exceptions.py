@@ -64,7 +64,7 @@ LIBRARIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_what_a_library_raises_is_its_own(name: str) -> None:
+def test_exception_of_a_library_is_not_foreign(name: str) -> None:
     code, names = LIBRARIES[name]
     error = caught(code, **names)
     assert not is_foreign(error)
@@ -101,7 +101,7 @@ def test_what_a_signal_handler_raises_is_foreign(name: str, kind: type[BaseExcep
         raise_if_foreign(error)
 
 
-def test_what_a_library_makes_of_a_foreign_exception_is_foreign() -> None:
+def test_translated_foreign_exception_is_foreign() -> None:
     def given() -> None:
         raise Late("x")
 
@@ -114,7 +114,7 @@ def test_what_a_library_makes_of_a_foreign_exception_is_foreign() -> None:
     assert not is_foreign(caught("library(int.__new__)", library=space["library"]))
 
 
-def test_what_libraries_build_on_is_theirs(tmp_path: Path) -> None:
+def test_exception_of_a_dependency_is_not_foreign(tmp_path: Path) -> None:
     """Nobody can list it; a signal handler of a program that is installed beside them is still the program's."""
     place = tmp_path / "site-packages" / "nobody_knows.py"
     place.parent.mkdir()
@@ -129,7 +129,7 @@ def test_what_libraries_build_on_is_theirs(tmp_path: Path) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_the_caller_was_handling_before_does_not_count() -> None:
+def test_earlier_handled_exception_does_not_count() -> None:
     try:
         raise Late("an earlier one")
     except Late:
@@ -197,6 +197,6 @@ def handlers() -> list[Any]:
 
 
 @pytest.mark.parametrize("handler", handlers())
-def test_whoever_translates_or_drops_asks_whose_it_is(handler: ast.ExceptHandler) -> None:
+def test_every_handler_checks_for_foreign_exceptions(handler: ast.ExceptHandler) -> None:
     called = {name.id for name in ast.walk(handler) if isinstance(name, ast.Name)}
     assert called & ASKING

@@ -59,7 +59,7 @@ def test_results_come_as_they_finish_and_equal_those_of_single_requests(session:
     assert [r.text for r in session.generate_batch(requests)] == [r.text for r in alone]
 
 
-def test_what_cannot_be_served_ends_nothing_else(session: Session, tmp_path):
+def test_failing_request_ends_no_other(session: Session, tmp_path):
     requests = asked(session)
     good = [r.tokens for r in session.generate_batch(requests)]
     broken = tmp_path / "broken.png"
@@ -81,7 +81,7 @@ def test_what_cannot_be_served_ends_nothing_else(session: Session, tmp_path):
     assert session.generate(**requests[1]).tokens == good[1], "the session is free"
 
 
-def test_closing_ends_what_is_running(session: Session):
+def test_close_ends_running_requests(session: Session):
     many = session.generate_many(asked(session))
     next(many)
     with pytest.raises(VlmexportError, match="busy"):
@@ -91,7 +91,7 @@ def test_closing_ends_what_is_running(session: Session):
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
-def test_requests_without_end_are_ended_by_cancel_and_close(tiny_bundle: Callable[[str], Any], end: str):
+def test_endless_requests_end_by_cancel_and_close(tiny_bundle: Callable[[str], Any], end: str):
     session = Session.load(tiny_bundle("llama").path, max_batch=3)
     taken: list[int] = []
 
@@ -116,13 +116,13 @@ def test_requests_without_end_are_ended_by_cancel_and_close(tiny_bundle: Callabl
 
 
 @pytest.mark.parametrize("requests", [None, 3, {"prompt": "a red cup"}])
-def test_what_is_no_list_of_requests_is_refused(session: Session, requests: Any):
+def test_invalid_request_list_is_refused(session: Session, requests: Any):
     for call in (session.generate_batch, session.generate_many):
         with pytest.raises(OptionError, match="no list or iterator of requests"):
             call(requests)
 
 
-def test_a_session_allocates_for_its_own_batch_and_not_for_the_bundles(tiny_bundle: Callable[[str], Any]):
+def test_session_allocates_for_its_own_max_batch(tiny_bundle: Callable[[str], Any]):
     for name in ("t5", "llama"):
         with Session.load(tiny_bundle(name).path) as alone, Session.load(alone.bundle, max_batch=4) as four:
             assert alone.bundle.manifest.limits.max_batch == 16

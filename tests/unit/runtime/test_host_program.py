@@ -40,7 +40,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("way", range(len(WAYS)))
-def test_numpys_errors_are_for_the_programs_own_numbers(session: Session, way: int) -> None:
+def test_numpy_error_state_of_the_host_program_is_kept(session: Session, way: int) -> None:
     for temperature in TEMPERATURES:
         asked = ASKED | {name: value for name, value in WAYS[way].items() if temperature or name != "lossy"}
         with np.errstate(all="ignore"):
@@ -72,7 +72,7 @@ class Given(FixedLength):
 @pytest.mark.parametrize(
     "found", [None, 3, [], [3], "ab", [None], [Budget(1, 1)] * 2, {Budget(1, 1)}, 1.5, np.zeros(1)]
 )
-def test_what_a_policy_gives_is_looked_at(session: Session, found: Any) -> None:
+def test_policy_results_are_validated(session: Session, found: Any) -> None:
     with pytest.raises(
         OptionError, match=r"policy: allot of Given gave .* for 1 sequences, not a list of one Budget"
     ) as caught:
@@ -81,7 +81,7 @@ def test_what_a_policy_gives_is_looked_at(session: Session, found: Any) -> None:
     assert session.generate(**ASKED, draft="medusa", policy=Given([Budget(2, 2)])).stats.proposed
 
 
-def test_what_is_no_policy_is_refused_by_what_it_lacks(session: Session) -> None:
+def test_invalid_policy_is_refused(session: Session) -> None:
     class Half:
         def allot(self, sequences: Any) -> list[Budget]:
             return [Budget(1, 1)] * len(sequences)
@@ -93,6 +93,6 @@ def test_what_is_no_policy_is_refused_by_what_it_lacks(session: Session) -> None
 
 
 @pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_copy_of_a_session_is_refused_with_what_to_do(session: Session, take: Callable[[Any], Any]) -> None:
+def test_copying_a_session_is_refused(session: Session, take: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"cannot be copied, pickled .* load it there with Session\.load"):
         take(session)

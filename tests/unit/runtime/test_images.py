@@ -76,7 +76,7 @@ def test_exif_rotation_is_applied(tmp_path: Path, orientation: int, kind: str) -
 
 
 @pytest.mark.filterwarnings("error")
-def test_unreadable_exif_counts_as_none(tmp_path: Path) -> None:
+def test_unreadable_exif_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     picture().save(path, exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff rubbish", quality=95)
     assert load_image(path).size == (53, 37)
@@ -108,7 +108,7 @@ def test_transparency_is_laid_over_white() -> None:
     assert np.abs(pixels[:, 20:30] - half).max() <= 1
 
 
-def test_a_transparent_palette_colour_and_grey_alpha(tmp_path: Path) -> None:
+def test_transparent_palette_and_grey_alpha(tmp_path: Path) -> None:
     palette = picture().convert("P")
     palette.save(tmp_path / "a.png", transparency=palette.getpixel((0, 0)))
     pixels = np.asarray(load_image(tmp_path / "a.png"))
@@ -154,7 +154,7 @@ def test_8_bit_values_in_16_bits_are_those_of_8_bits() -> None:
     assert same(load_image(Image.fromarray(values.astype(np.uint16))), load_image(Image.fromarray(values)))
 
 
-def test_a_range_that_the_file_declares_is_used(tmp_path: Path) -> None:
+def test_declared_value_range_is_used(tmp_path: Path) -> None:
     values = grey_values(900)
     Image.fromarray(values).save(tmp_path / "a.tif", tiffinfo={281: 4095})
     assert np.asarray(load_image(tmp_path / "a.tif")).max() == round(900 * 255 / 4095)
@@ -189,12 +189,12 @@ def test_bytes_and_streams_are_read_as_files_are(tmp_path: Path) -> None:
         (type("Broken", (), {"read": lambda *_: 1 / 0})(), r"the image: cannot be read \(division by zero\)"),
     ],
 )
-def test_bytes_and_streams_that_are_no_image(source: object, message: str) -> None:
+def test_bytes_that_are_no_image_are_refused(source: object, message: str) -> None:
     with pytest.raises(ImageError, match=message):
         load_image(source)
 
 
-def test_more_bytes_than_any_picture_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_module, "MOST_BYTES", 100)
     data = io.BytesIO()
     picture().save(data, "PNG")
@@ -213,7 +213,7 @@ def test_grey_arrays_and_the_order_of_colours() -> None:
             assert (np.asarray(load_image(source, channels)) == grey[:, :, None]).all()
 
 
-def test_an_order_of_colours_that_means_nothing_is_refused(tmp_path: Path) -> None:
+def test_color_order_without_effect_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="channels: 'BGR' is not one of rgb, bgr"):
         load_image(np.array(picture()), channels="BGR")
     for source, kind in ((picture(), "Image"), (tmp_path / "a.png", "a path"), (b"x", "bytes")):
@@ -364,7 +364,7 @@ REMOTE = {
 @pytest.mark.parametrize(
     "read", [load_image, lambda source: open_video(Video(source))], ids=["image", "video"]
 )
-def test_urls_and_cameras_are_told_what_to_do_instead(
+def test_url_and_camera_errors_name_the_remedy(
     read: Callable[[object], object], source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -378,12 +378,12 @@ def test_urls_and_cameras_are_told_what_to_do_instead(
 
 
 @pytest.mark.parametrize("name", ["a:b.png", "http.png", "C:/a.png", "video0", "12345.png"])
-def test_ordinary_names_are_no_urls(name: str) -> None:
+def test_ordinary_names_are_not_urls(name: str) -> None:
     with pytest.raises(ImageError, match="no such image file"):
         load_image(name)
 
 
-def test_a_file_may_be_called_like_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_named_like_a_camera_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     picture().save("0", format="PNG")
     assert same(load_image("0"), picture())
@@ -410,7 +410,7 @@ SIZES = [(64, 48), (53, 37), (640, 480), (31, 200), (1, 1), (1920, 1080)]
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
-def test_equal_to_the_reference(size: tuple[int, int], mode: str) -> None:
+def test_equals_the_reference_processor(size: tuple[int, int], mode: str) -> None:
     reference = pytest.importorskip("transformers.models.blip.image_processing_pil_blip")
     processor = reference.BlipImageProcessorPil(
         size={"height": SETTINGS.height, "width": SETTINGS.width},
@@ -428,7 +428,7 @@ def test_equal_to_the_reference(size: tuple[int, int], mode: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_a_vit_sees_what_its_processor_makes(size: tuple[int, int]) -> None:
+def test_vit_pixels_equal_its_processor(size: tuple[int, int]) -> None:
     reference = pytest.importorskip("transformers.models.vit.image_processing_pil_vit")
     settings = ImageInfo(
         processor="vit", height=56, width=56, resample="bilinear", rescale_factor=1 / 255, mean=[0.5] * 3, std=[0.5] * 3
@@ -488,7 +488,7 @@ def test_a_window_of_a_resized_picture_is_that_of_the_whole(resample: str) -> No
 
 
 @pytest.mark.parametrize("size", [(1, 20_000), (20_000, 1), (3, 9_001), (7_000, 2)], ids=str)
-def test_of_a_thin_picture_only_the_middle_is_made(
+def test_only_the_visible_middle_of_a_thin_picture_is_resized(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = ImageInfo(**{**SETTINGS.to_dict(), "processor": "clip", "height": 32, "width": 32})

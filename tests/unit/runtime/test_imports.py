@@ -84,7 +84,7 @@ def test_the_former_module_of_errors_is_deprecated() -> None:
     assert former.BusyError is errors.BusyError and former.VlmexportError is errors.VlmexportError
 
 
-def test_the_block_blocks() -> None:
+def test_blocked_imports_fail() -> None:
     done = python("import torch")
     assert done.returncode != 0
     assert "No module named 'torch'" in done.stderr
@@ -120,7 +120,7 @@ def test_a_command_of_another_room_names_its_extra() -> None:
     assert "needs the extra [train]" in done.stderr and "pip install" in done.stderr
 
 
-def test_running_without_onnx_runtime_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_onnx_runtime_names_the_remedy(tmp_path: Path) -> None:
     """Python 3.10, where it has no wheels."""
     folder = handmade_bundle.write_bundle(tmp_path / "bundle", "llama")
     arguments = ["run", str(folder), "--prompt", "hello"]

@@ -53,7 +53,7 @@ def expected(processor: Any, images: list[Any], messages: list[Any]) -> list[int
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_text_stands_behind_its_pictures(tiny: TinyBundle, processor: Any, count: int) -> None:
+def test_text_follows_its_pictures(tiny: TinyBundle, processor: Any, count: int) -> None:
     images = PICTURES[:count]
     prepared = get_family("llava").prepare(tiny.bundle, images, "the red cup")
     content = [*[{"type": "image"}] * count, {"type": "text", "text": "the red cup"}]
@@ -115,7 +115,7 @@ def test_a_conversation_of_a_template_for_text_is_held(tiny: TinyBundle, tmp_pat
             chat.say("blue cup", PICTURES[0])
 
 
-def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: Any) -> None:
+def test_raw_prompt_places_its_pictures(tiny: TinyBundle, processor: Any) -> None:
     text = "USER: the <image> and <image>\nwhere is it ASSISTANT:"
     prepared = get_family("llava").prepare(tiny.bundle, PICTURES[:2], RawPrompt(text))
     made = processor(images=PICTURES[:2], text=text, return_tensors="pt")
@@ -138,7 +138,7 @@ def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: A
         (PICTURES[:1], b"\xff", PromptError, "UTF-8"),
     ],
 )
-def test_what_cannot_be_laid_out_is_refused(
+def test_invalid_layout_is_refused(
     tiny: TinyBundle, images: Any, prompt: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -146,7 +146,7 @@ def test_what_cannot_be_laid_out_is_refused(
 
 
 @pytest.mark.parametrize("messages", [TALK, [{"role": "user", "content": USER}]], ids=["talk", "one"])
-def test_answers_are_those_of_the_model(tiny: TinyBundle, processor: Any, messages: list[Any]) -> None:
+def test_answers_equal_transformers(tiny: TinyBundle, processor: Any, messages: list[Any]) -> None:
     model = transformers.AutoModelForImageTextToText.from_pretrained(tiny.checkpoint).eval()
     count = sum(part["type"] == "image" for turn in messages for part in turn["content"])
     text = processor.apply_chat_template(messages, add_generation_prompt=True)
@@ -161,7 +161,7 @@ def test_answers_are_those_of_the_model(tiny: TinyBundle, processor: Any, messag
             assert found.tokens == out
 
 
-def test_a_batch_of_requests_with_other_numbers_of_pictures(tiny: TinyBundle) -> None:
+def test_batch_with_different_numbers_of_pictures(tiny: TinyBundle) -> None:
     requests = [{"image": PICTURES[:n], "prompt": f"the cup {n}", "max_new_tokens": 12} for n in range(4)]
     with Session.load(tiny.path, max_batch=4) as session:
         together = session.generate_batch(requests)
@@ -212,7 +212,7 @@ def settings(side: int, short: int) -> ImageInfo:
 
 
 @pytest.mark.parametrize(("side", "short"), [(32, 32), (28, 40), (45, 32)])
-def test_pictures_are_those_of_clips_processor(side: int, short: int) -> None:
+def test_pixels_equal_clips_processor(side: int, short: int) -> None:
     reference = transformers.CLIPImageProcessorPil(
         size={"shortest_edge": short}, crop_size={"height": side, "width": side}
     )

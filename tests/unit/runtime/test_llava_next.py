@@ -73,7 +73,7 @@ def same_pictures(found: Any, inputs: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_text_stands_behind_its_pictures(tiny: TinyBundle, processor: Any, count: int) -> None:
+def test_text_follows_its_pictures(tiny: TinyBundle, processor: Any, count: int) -> None:
     prepared = get_family("llava-next").prepare(tiny.bundle, PICTURES[:count], "the red cup")
     inputs = made(processor, PICTURES[:count], asked(count))
     assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
@@ -95,7 +95,7 @@ def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: An
     assert len({len(vision["pixel_values"]) for vision in prepared.vision}) > 1
 
 
-def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: Any) -> None:
+def test_raw_prompt_places_its_pictures(tiny: TinyBundle, processor: Any) -> None:
     text = "USER: the <image> and <image>\nwhere is it ASSISTANT:"
     prepared = get_family("llava-next").prepare(tiny.bundle, PICTURES[:2], RawPrompt(text))
     inputs = processor(images=PICTURES[:2], text=text, return_tensors="pt")
@@ -132,7 +132,7 @@ def test_a_bundle_without_a_template_puts_pictures_first(
         (PICTURES[:1], b"\xff", PromptError, "UTF-8"),
     ],
 )
-def test_what_cannot_be_laid_out_is_refused(
+def test_invalid_layout_is_refused(
     tiny: TinyBundle, images: Any, prompt: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -150,7 +150,7 @@ def test_a_manifest_without_its_picture_fields_is_refused(
 
 
 @pytest.mark.parametrize("messages", [TALK, asked(1)], ids=["talk", "one"])
-def test_answers_are_those_of_the_model(
+def test_answers_equal_transformers(
     tiny: TinyBundle, processor: Any, model: Any, messages: list[Any]
 ) -> None:
     pictures = PICTURES[: sum(part["type"] == "image" for turn in messages for part in turn["content"])]
@@ -177,7 +177,7 @@ def test_answers_about_slim_tiny_and_huge_pictures_are_the_models(
     assert found.tokens == out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def test_a_batch_of_requests_with_other_numbers_of_pictures(tiny: TinyBundle) -> None:
+def test_batch_with_different_numbers_of_pictures(tiny: TinyBundle) -> None:
     requests = [{"image": PICTURES[:n], "prompt": f"the cup {n}", "max_new_tokens": 12} for n in range(4)]
     with Session.load(tiny.path, max_batch=4) as session:
         together = session.generate_batch(requests)

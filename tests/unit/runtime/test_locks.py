@@ -62,7 +62,7 @@ def names(folder: Path) -> list[str]:
 # --- lock files ---
 
 
-def test_who_waits_says_so_once(
+def test_waiting_for_a_lock_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(locks, "PATIENCE", 0.01)
@@ -78,7 +78,7 @@ def test_who_waits_says_so_once(
     assert not caplog.records
 
 
-def test_the_second_one_is_refused_and_a_killed_one_is_forgotten(tmp_path: Path) -> None:
+def test_second_lock_is_refused_and_a_killed_owner_is_released(tmp_path: Path) -> None:
     with other("common.locks", "only_one", tmp_path / "lock") as process:
         with (
             pytest.raises(
@@ -98,7 +98,7 @@ def test_the_second_one_is_refused_and_a_killed_one_is_forgotten(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
-def test_without_locks_nobody_waits(
+def test_file_system_without_locks_does_not_wait(
     tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """As some network and FUSE file systems answer."""
@@ -112,7 +112,7 @@ def test_without_locks_nobody_waits(
 # --- files that are replaced ---
 
 
-def test_writers_at_once_have_scratch_files_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_writers_use_separate_scratch_files(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     with atomic_write(path) as first:
         first.write(b"first, and long")
@@ -122,7 +122,7 @@ def test_writers_at_once_have_scratch_files_of_their_own(tmp_path: Path) -> None
     assert path.read_bytes() == b"first, and long" and names(tmp_path) == ["report.json"]
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "report[1].json"
     code = (
         "import os, sys; from pathlib import Path; from vlmexport.runtime.common.atomic_files import atomic_write\n"
@@ -139,7 +139,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", [".report.draft-2.new", ".report.0123abcg.new", ".report.0123abcd.k.new"])
-def test_files_of_the_user_are_no_leftovers(tmp_path: Path, name: str) -> None:
+def test_user_files_are_not_removed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     (tmp_path / ".report.0123abcd.new").write_text("half")
     with atomic_write(tmp_path / "report") as out:
@@ -147,7 +147,7 @@ def test_files_of_the_user_are_no_leftovers(tmp_path: Path, name: str) -> None:
     assert names(tmp_path) == sorted([name, "report"])
 
 
-def test_a_lock_file_is_for_all_who_may_write(tmp_path: Path) -> None:
+def test_lock_file_has_shared_permissions(tmp_path: Path) -> None:
     with alone(tmp_path / "lock"):
         assert (tmp_path / "lock").stat().st_mode & 0o666 == 0o666
 
@@ -181,7 +181,7 @@ for number in range(60):
 """
 
 
-def test_entries_of_two_writers_are_there_and_readers_find_whole_manifests(bundle: Path) -> None:
+def test_concurrent_manifest_entries_are_all_written(bundle: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(bundle), name]) for name in "AB"]
     read = 0
     while any(writer.poll() is None for writer in writers):
@@ -222,13 +222,13 @@ def test_leftovers_of_writers_are_no_part_of_a_bundle(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [LOCK, UNFINISHED, ".manifest.json.0a1b2c3d.new"])
-def test_a_folder_where_writers_have_a_file_is_refused(bundle: Path, name: str) -> None:
+def test_folder_in_place_of_the_lock_file_is_refused(bundle: Path, name: str) -> None:
     (bundle / name).mkdir()
     with pytest.raises(BundleError, match="is a folder, where writers of the bundle have a file; remove it"):
         Bundle.open(bundle)
 
 
-def test_a_writer_waits_for_the_folder_that_takes_the_place(bundle: Path) -> None:
+def test_writer_waits_for_a_folder_swap(bundle: Path) -> None:
     """An exchange of folders and a change of the manifest exclude each other, and the change is the new folder's."""
     new = handmade_bundle.write_bundle(bundle.with_name("new"), "llama")
     began, done = threading.Event(), threading.Event()
@@ -253,7 +253,7 @@ def test_a_writer_waits_for_the_folder_that_takes_the_place(bundle: Path) -> Non
     assert not [name for name in names(bundle) if name.startswith(".")]
 
 
-def test_a_folder_that_is_read_only_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_folder_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(bundle / LOCK))
     before = (bundle / "manifest.json").read_bytes()
     monkeypatch.setattr(bundle_module, "alone", Mock(side_effect=error))  # root may write anywhere
@@ -264,7 +264,7 @@ def test_a_folder_that_is_read_only_is_one_line(bundle: Path, monkeypatch: pytes
     assert (bundle / "manifest.json").read_bytes() == before
 
 
-def test_what_is_no_bundle_gets_no_lock(tmp_path: Path) -> None:
+def test_no_lock_outside_of_bundles(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(BundleError, match=r"holds no manifest\.json"):
             reseal(place)
@@ -329,7 +329,7 @@ READ: dict[str, Callable[[Bundle], object]] = {
 
 @pytest.mark.parametrize("name", list(READ))
 @pytest.mark.parametrize("change", [another, in_place, pipe, a_folder, Path.unlink])
-def test_another_file_is_not_read_late(bundle: Path, name: str, change: Callable[[Path], object]) -> None:
+def test_replaced_file_is_not_read_later(bundle: Path, name: str, change: Callable[[Path], object]) -> None:
     opened = Bundle.open(bundle)
     change(bundle / name)
     with pytest.raises(BundleError, match="was replaced since the bundle was opened; load the session again"):
@@ -347,7 +347,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_used(bundle: Path, name: st
         another(bundle / name)  # as it was
 
 
-def test_what_was_read_stays_and_equal_bytes_will_do(bundle: Path) -> None:
+def test_loaded_bytes_stay_and_equal_bytes_are_accepted(bundle: Path) -> None:
     opened = Bundle.open(bundle)
     table = opened.tensor("embedding_table").copy()
     tokenizer = opened.tokenizer
@@ -360,7 +360,7 @@ def test_what_was_read_stays_and_equal_bytes_will_do(bundle: Path) -> None:
     assert (opened.tensor("embedding_table") == table).all() and opened.tokenizer is tokenizer
 
 
-def test_another_process_finds_what_was_replaced(bundle: Path, tmp_path: Path) -> None:
+def test_other_process_sees_the_replaced_bundle(bundle: Path, tmp_path: Path) -> None:
     opened = Bundle.open(bundle)
     _ = opened.tokenizer, opened.tensor("embedding_table")
     sent = pickle.dumps(opened.unread())

@@ -132,11 +132,11 @@ def test_idle_processors_stay_idle(asked, prompt, emitted, later):
         (Asked(suppress_tokens=[-1]), [3, 4]),
     ],
 )
-def test_nothing_to_do_is_none(asked, prompt):
+def test_no_processor_without_options(asked, prompt):
     assert Processors.from_info(asked, [1], prompt) is None
 
 
-def test_no_end_has_no_minimum():
+def test_minimum_length_without_end_token_is_ignored():
     assert Processors.from_info(Asked(min_length=9, min_new_tokens=9), [], [3]) is None
 
 
@@ -148,11 +148,11 @@ def test_no_end_has_no_minimum():
     ],
     ids=lambda asked: ",".join(asked.changed()),
 )  # fmt: skip
-def test_something_to_do_is_not_none(asked):
+def test_processor_exists_with_options(asked):
     assert Processors.from_info(asked, [1], [3, 4]) is not None
 
 
-def test_begin_and_minimum_end():
+def test_begin_and_minimum_length():
     processors = Processors.from_info(Asked(begin_suppress_tokens=[5], min_new_tokens=2), [1], [3, 4])
     assert processors is not None
     rows = np.zeros(VOCABULARY, np.float32)

@@ -113,7 +113,7 @@ def test_documented_example_is_the_format() -> None:
         ("graphs/encoder/inputs/0/name", "other", "graphs.encoder.inputs.*encoder_rows, other"),
     ],
 )
-def test_refuses_naming_the_field(valid: dict[str, Any], path: str, value: Any, named: str) -> None:
+def test_invalid_field_is_named(valid: dict[str, Any], path: str, value: Any, named: str) -> None:
     with pytest.raises(BundleError, match=named):
         Manifest.from_dict(changed(valid, path, value))
 

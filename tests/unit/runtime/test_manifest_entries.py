@@ -116,7 +116,7 @@ def test_a_manifest_with_a_bad_entry_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_an_entry_without_pass_times_says_nothing(valid: dict[str, Any]) -> None:
+def test_entry_without_pass_times_is_ignored(valid: dict[str, Any]) -> None:
     manifest = Manifest.from_dict(changed(valid, ("costs",), [{"machine": "m", "threads": 1}, COSTS]))
     assert [entry.plain for entry in every_costs(manifest)] == [{1: 0.01, 4: 0.02}]
     for one in ({"costs": {"machine": "m", "threads": 1}}, {"costs": {**COSTS, "plain": {}}}, {}):
@@ -168,7 +168,7 @@ def test_a_report_is_merged(bundle: Path, merged: Callable[[bytes], tuple[int, s
         (("costs", 0, "later"), {"\udfff": 1}, r"'costs\[0\]\.later \(a name\)': '\\udfff' is not Unicode text"),
     ],
 )  # fmt: skip
-def test_what_is_no_report_is_one_line_and_changes_nothing(
+def test_invalid_report_is_one_line_and_changes_nothing(
     bundle: Path, merged: Callable[[bytes], tuple[int, str]], way: tuple[Any, ...], value: Any, said: str
 ) -> None:
     before = (bundle / "manifest.json").read_bytes()
@@ -205,7 +205,7 @@ def test_any_json_in_any_field_is_refused_or_merged(
     assert 20 < served < 100
 
 
-def test_entries_that_no_file_can_hold_are_not_written(bundle: Path) -> None:
+def test_unserializable_entries_are_not_written(bundle: Path) -> None:
     before = (bundle / "manifest.json").read_bytes()
     deep: Any = "end"
     for _ in range(5000):

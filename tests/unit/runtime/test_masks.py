@@ -66,7 +66,7 @@ def test_tree(boolean: bool, start: int, seed: int, count: int, padding: int) ->
     assert seen.any(-1).all(), "an empty row would give NaN"
 
 
-def test_chain_written_as_a_tree_is_the_same() -> None:
+def test_chain_as_a_tree_has_the_same_mask() -> None:
     mask, chain = fresh(False), TokenTree.chain([1, 2, 3])
     one, other = np.empty((1, HEADS, 3, 32), np.float32), np.empty((1, HEADS, 3, 32), np.float32)
     mask.chain(one, 0, 7, 3)

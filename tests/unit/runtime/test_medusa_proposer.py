@@ -54,7 +54,7 @@ def test_the_tree_holds_the_likeliest_paths_and_grows_by_one(seed: int) -> None:
         assert all(path[:-1] in found or len(path) == 1 for path in found)
 
 
-def test_ranks_that_never_hit_are_no_nodes() -> None:
+def test_ranks_without_hits_are_not_in_the_tree() -> None:
     assert paths(grow(scores([[0.5, 0.0], [0.0]]), 9)) == [(0,)]
     assert grow([[math.nan]], 3) == []
 
@@ -90,7 +90,7 @@ def test_a_session_proposes_trees_of_the_size_asked_for(tiny_bundle: Callable) -
             assert found.tokens == plain.tokens and shape in found.stats.shapes, (options, found.stats.shapes)
 
 
-def test_places_are_given_back(tiny_bundle: Callable) -> None:
+def test_batch_indices_are_released(tiny_bundle: Callable) -> None:
     """More requests than places, some ended before their first cycle."""
     with Session.load(tiny_bundle("llama").path, max_batch=2) as session:
         requests = [
@@ -104,7 +104,7 @@ def test_places_are_given_back(tiny_bundle: Callable) -> None:
         )
 
 
-def test_a_manifest_that_lies_is_refused_in_one_line(tiny_bundle: Callable) -> None:
+def test_inconsistent_manifest_is_refused_in_one_line(tiny_bundle: Callable) -> None:
     with Session.load(tiny_bundle("llama").path) as session:
         assert session.decoder is not None
         draft = session.bundle.manifest.draft("medusa")
@@ -119,9 +119,7 @@ def test_a_manifest_that_lies_is_refused_in_one_line(tiny_bundle: Callable) -> N
                 Medusa(replace(draft, tree=tree), session.decoder)
 
 
-def test_a_vocabulary_that_names_no_token_or_one_twice_is_refused(
-    tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_draft_vocabulary_is_refused(tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     with Session.load(tiny_bundle("llama").path) as session:
         assert session.decoder is not None
         engine, read = session.decoder.engine, session.decoder.engine.read

@@ -115,7 +115,7 @@ def test_every_text_is_written_in_order_or_refused(name: str, data: st.DataObjec
         ("trimmed text", " a\n", "user:a;"),
     ],
 )
-def test_the_form_is_the_templates(template: str, content: Any, wanted: str) -> None:
+def test_message_form_follows_the_template(template: str, content: Any, wanted: str) -> None:
     assert laid(TEMPLATES[template], [{"role": "user", "content": content}]) == wanted
 
 
@@ -151,7 +151,7 @@ def talk(*turns: tuple[str, str], **fields: Any) -> list[Any]:
         (TEMPLATES["both"], [{"role": "user", "content": [part("a") | {"cache_control": {}}]}], "'cache_control' of a part"),
     ],
 )  # fmt: skip
-def test_what_a_template_drops_is_refused_by_name(template: str, messages: list[Any], message: str) -> None:
+def test_text_dropped_by_the_template_is_refused(template: str, messages: list[Any], message: str) -> None:
     with pytest.raises(PromptError, match=message) as caught:
         laid(template, messages)
     assert "\n" not in str(caught.value)
@@ -210,7 +210,7 @@ FRAMES = [object(), object()]
         ([part("image")], []),
     ],
 )
-def test_what_parts_hold_is_as_if_it_stood_beside_them(parts: list[Any], found: list[Any]) -> None:
+def test_media_in_parts_equal_media_beside_messages(parts: list[Any], found: list[Any]) -> None:
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]
     media, turns = gather_media([], messages)
     assert media == found
@@ -221,7 +221,7 @@ def test_what_parts_hold_is_as_if_it_stood_beside_them(parts: list[Any], found: 
     assert check_messages(turns, ("image", "video")) == turns
 
 
-def test_media_stand_in_one_place_only() -> None:
+def test_media_given_twice_are_refused() -> None:
     held = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]
     with pytest.raises(PromptError, match="message 0, part 0: its image is given in the part, and 1 beside"):
         gather_media(["b.png"], held)
@@ -298,7 +298,7 @@ def test_special_tokens_of_a_bundle(llama: Bundle) -> None:
         assert llama.tokenizer.decode(ids, skip_special_tokens=False) == f"{shown}user:hello;"
 
 
-def test_a_text_model_refuses_what_parts_hold(llama: Bundle) -> None:
+def test_text_model_refuses_media_parts(llama: Bundle) -> None:
     messages = [{"role": "user", "content": [{"type": "image", "image": "a.png"}, part("x")]}]
     with pytest.raises(ImageError, match="reads text only"):
         get_family("llama").prepare(llama, None, messages)

@@ -85,7 +85,7 @@ def request_for(session: Session) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("family", "graph", "value"), CASES)
-def test_a_weight_that_is_not_finite_ends_every_request(
+def test_non_finite_weight_ends_every_request(
     tiny_bundle: Callable, tmp_path: Path, family: str, graph: str, value: float
 ) -> None:
     path = damaged(tiny_bundle(family).path, tmp_path / "bundle", graph, value)
@@ -113,7 +113,7 @@ def test_a_weight_that_is_not_finite_ends_every_request(
 
 
 @pytest.mark.parametrize("family", GRAPHS)
-def test_what_one_request_left_does_not_end_the_next(tiny_bundle: Callable, family: str) -> None:
+def test_non_finite_request_does_not_affect_the_next(tiny_bundle: Callable, family: str) -> None:
     """A request whose keys and values left the range ends; a session that serves another afterwards is whole."""
     with Session.load(tiny_bundle(family).path) as session:
         request = request_for(session) | PLAIN
@@ -131,7 +131,7 @@ LIMITS = (14, 30, 9, 20, 12)
 
 
 @pytest.mark.parametrize("family", GRAPHS)
-def test_who_meets_such_a_number_ends_alone(tiny_bundle: Callable, tmp_path: Path, family: str) -> None:
+def test_non_finite_sequence_ends_alone(tiny_bundle: Callable, tmp_path: Path, family: str) -> None:
     """The embedding of one token is NaN: of what one request of a batch says after a while, or of its prompt."""
     bundle = tiny_bundle(family).path
     with Session.load(bundle, max_batch=3) as whole:
@@ -168,7 +168,7 @@ def test_who_meets_such_a_number_ends_alone(tiny_bundle: Callable, tmp_path: Pat
                 assert session.generate(**asked[0], **PLAIN).tokens == want[0], "the session is whole"
 
 
-def test_padding_of_a_batch_is_of_nobody_elses_token(tiny_bundle: Callable, tmp_path: Path) -> None:
+def test_batch_padding_affects_no_other_token(tiny_bundle: Callable, tmp_path: Path) -> None:
     """Sequences that draft less than the widest of a batch are padded: not with a token that nobody asked for."""
     bundle = tiny_bundle("t5").path
     with Session.load(bundle) as whole:

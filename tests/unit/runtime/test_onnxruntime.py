@@ -36,7 +36,9 @@ def tokens(path: Any) -> list[int]:
         return session.generate_tokens(np.arange(5, 12).tolist(), max_new_tokens=12, ignore_eos=True).tokens
 
 
-def test_the_public_way_gives_the_same_tokens(tiny_bundle: Callable, request: pytest.FixtureRequest) -> None:
+def test_public_onnxruntime_api_gives_the_same_tokens(
+    tiny_bundle: Callable, request: pytest.FixtureRequest
+) -> None:
     path = tiny_bundle("llama").path
     expected = tokens(path)
     seen = request.getfixturevalue("public_only")

@@ -34,7 +34,7 @@ def bundles(tiny_bundle: Callable) -> list[Path]:
     return [tiny_bundle(name).path for name in COVERING]
 
 
-def test_the_list_is_what_bundles_need(bundles: list[Path]) -> None:
+def test_allowlist_is_what_bundles_need(bundles: list[Path]) -> None:
     found: set[str] = set()
     for path in [path for bundle in bundles for path in bundle.glob("*.onnx")]:
         refuse(path)
@@ -42,7 +42,7 @@ def test_the_list_is_what_bundles_need(bundles: list[Path]) -> None:
     assert found == STRUCTURE
 
 
-def test_the_rest_of_the_list_is_what_activations_need() -> None:
+def test_rest_of_allowlist_is_what_activations_need() -> None:
     torch = pytest.importorskip("torch")
     from transformers.activations import ACT2FN
     from vlmexport.exporter.graphs.hooks import OPSET
@@ -88,7 +88,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_other_graphs_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+def test_unlisted_operators_are_refused(tmp_path: Path, kind: str) -> None:
     made, message = REFUSED[kind]
     (tmp_path / "g.onnx").write_bytes(made.SerializeToString())
     with pytest.raises(BundleError, match=rf"g\.onnx: .*{message}.*build the bundle again") as caught:
@@ -96,7 +96,7 @@ def test_other_graphs_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_loop_cannot_hide_behind_a_second_value(tmp_path: Path) -> None:
+def test_loop_operator_in_duplicate_field_is_found(tmp_path: Path) -> None:
     """Protobuf takes the last of several values of a field, and merges several graphs into one."""
     path, loop = tmp_path / "g.onnx", node("Loop")
     for first, second in ((loop, node()), (node(), loop)):
@@ -112,7 +112,7 @@ def test_a_loop_cannot_hide_behind_a_second_value(tmp_path: Path) -> None:
             refuse(path)
 
 
-def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+def test_non_utf8_operator_names_are_refused(tmp_path: Path) -> None:
     for where in ("xname", "yname", "nname", "iname", "dname"):
         made = model(node(name="nname"))
         made.graph.input[0].name, made.graph.output[0].name = "xname", "yname"

@@ -45,7 +45,7 @@ NAMES: dict[str, tuple[Any, str]] = {
         (lambda path: check_folder("--plot", Path(path)), OptionError),
     ],
 )
-def test_a_name_that_no_file_can_have_is_refused(
+def test_impossible_file_name_is_refused(
     read: Callable[[Any], object], kind: type[VlmexportError], name: str
 ) -> None:
     path, reason = NAMES[name]
@@ -55,7 +55,7 @@ def test_a_name_that_no_file_can_have_is_refused(
 
 
 @pytest.mark.parametrize("path", [7, None, b"bytes", Odd(), 1.5, object(), ["a"]])
-def test_what_is_no_path_is_refused(path: Any) -> None:
+def test_non_path_value_is_refused(path: Any) -> None:
     for read, kind in (
         (lambda each: look_at(each, ImageError, "the image"), ImageError),
         (Bundle.open, BundleError),
@@ -64,7 +64,7 @@ def test_what_is_no_path_is_refused(path: Any) -> None:
             read(path)
 
 
-def test_what_is_there_is_told_apart(tmp_path: Path) -> None:
+def test_existing_file_kinds_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("file")
@@ -81,7 +81,7 @@ def test_what_is_there_is_told_apart(tmp_path: Path) -> None:
                 read(path)
 
 
-def test_endings_are_pillows() -> None:
+def test_image_suffixes_are_those_of_pillow() -> None:
     Image.init()
     assert {ending for ending, kind in Image.EXTENSION.items() if kind in FORMATS} == ENDINGS
 

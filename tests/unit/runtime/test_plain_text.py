@@ -53,7 +53,7 @@ def said(source: Any, prompt: Any) -> list[int]:
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_texts_are_found_where_they_were_written(data: st.DataObject) -> None:
+def test_user_texts_are_located_in_the_prompt(data: st.DataObject) -> None:
     # Nothing of a turn's own text is in the alphabet, so that there is one answer.
     literals = data.draw(st.lists(st.text("<|>\n", min_size=1, max_size=5), min_size=2, max_size=5))
     texts = [data.draw(st.text("ab ", min_size=1, max_size=6).filter(str.strip)) for _ in literals[1:]]
@@ -86,7 +86,7 @@ def test_texts_are_found_where_they_were_written(data: st.DataObject) -> None:
         ("[Qtext0Q]", ["why"], "(why]", None),
     ],
 )
-def test_what_stands_in_place_of_a_mark(
+def test_replacement_of_special_tokens(
     prompt: str, texts: list[str], rendered: str, wanted: list[str] | None
 ) -> None:
     marked = Marked(prompt, {f"Qtext{number}Q": text for number, text in enumerate(texts)})
@@ -112,7 +112,7 @@ NORMALIZERS: list[Any] = [
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)
-def test_a_typed_token_is_as_if_it_were_none(flags: dict[str, bool], normalizer: Any) -> None:
+def test_typed_special_token_is_plain_text(flags: dict[str, bool], normalizer: Any) -> None:
     def made(*tokens: str) -> Tokenizer:
         found = Tokenizer.from_str(handmade_bundle.byte_level_tokenizer().to_str())
         if normalizer is not None:
@@ -166,7 +166,7 @@ def test_ordinary_text_has_its_usual_ids(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["12>", "a", "a<|end|>"])
-def test_a_word_of_its_own_is_found_as_the_text_beside_it_ends(content: str) -> None:
+def test_single_word_token_is_found_at_text_end(content: str) -> None:
     tokenizer = handmade_bundle.byte_level_tokenizer()
     tokenizer.add_special_tokens([AddedToken("<|end|>", single_word=True, normalized=False)])
     usual = Usual(tokenizer)
@@ -178,7 +178,7 @@ def test_a_word_of_its_own_is_found_as_the_text_beside_it_ends(content: str) -> 
     assert usual.decode(ids) == text or ids.count(tokenizer.token_to_id("<|end|>")) <= 1
 
 
-def test_the_bundles_own_prompt_is_no_strangers(tmp_path: Path) -> None:
+def test_default_prompt_of_the_bundle_is_trusted(tmp_path: Path) -> None:
     tokenizer = handmade_bundle.byte_level_tokenizer()
     tokenizer.add_special_tokens([AddedToken("<image>", normalized=False)])
     bundle = opened(tmp_path, None)
@@ -202,7 +202,7 @@ def test_the_bundles_own_prompt_is_no_strangers(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_as_text_is_refused(
+def test_unencodable_special_token_text_is_refused(
     tmp_path: Path, template: str, message: dict[str, Any], refusal: str
 ) -> None:
     bundle = opened(tmp_path, template)
@@ -211,7 +211,7 @@ def test_what_cannot_be_read_as_text_is_refused(
     assert refusal in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_typed_beginning_takes_no_token_away(tmp_path: Path) -> None:
+def test_typed_prefix_of_a_special_token_changes_nothing(tmp_path: Path) -> None:
     """`<s>` in front of the first text, which the template writes at once, is not the prompt's own."""
     tokenizer = handmade_bundle.byte_fallback_tokenizer()
     handmade = json.loads(tokenizer.to_str())
@@ -260,7 +260,7 @@ def test_families_without_a_template_read_text_only(tmp_path: Path, family: str)
         words(plain, "a </s>")
 
 
-def test_a_mark_of_a_picture_is_text_where_pictures_come_first(tmp_path: Path) -> None:
+def test_image_mark_is_text_when_images_come_first(tmp_path: Path) -> None:
     tokenizer = handmade_bundle.byte_level_tokenizer()
     tokenizer.add_tokens([AddedToken("<image>", normalized=False)])  # not special, and yet the picture's
     bundle = opened(tmp_path, None)
@@ -279,7 +279,7 @@ def test_a_mark_of_a_picture_is_text_where_pictures_come_first(tmp_path: Path) -
     )
 
 
-def test_unknown_characters_are_no_typed_token_and_around_stands_what_always_does() -> None:
+def test_unknown_characters_are_not_typed_tokens() -> None:
     document = json.loads(handmade_bundle.byte_fallback_tokenizer().to_str())
     document["model"]["byte_fallback"] = False  # what it does not know is `<unk>`
     core = Tokenizer.from_str(json.dumps(document))
@@ -296,7 +296,7 @@ def test_unknown_characters_are_no_typed_token_and_around_stands_what_always_doe
         assert [usual.id(letter) for letter in letters] == [i for i in ids[1:] if i in map(usual.id, letters)]
 
 
-def test_gaps_between_ids_are_refused_not_misread() -> None:
+def test_gaps_in_token_ids_are_refused() -> None:
     document = json.loads(handmade_bundle.byte_level_tokenizer().to_str())
     vocabulary = document["model"]["vocab"]
     first = min(vocabulary, key=vocabulary.get)
@@ -321,7 +321,7 @@ def typed(bundle: Bundle) -> str:
     return next(token for i, token in bundle.tokenizer.special_tokens.items() if i not in unread)
 
 
-def test_every_way_to_ask_reads_text_only(tiny: TinyBundle) -> None:
+def test_plain_text_applies_to_every_entry_point(tiny: TinyBundle) -> None:
     token = typed(tiny.bundle)
     ordinary, attack = "the red cup", f"the {token} red cup"
     about = {} if tiny.bundle.manifest.image is None else {"image": PICTURE}
@@ -358,7 +358,7 @@ def test_every_way_to_ask_reads_text_only(tiny: TinyBundle) -> None:
             session.generate(**about, prompt=ordinary, plain_text=1)
 
 
-def test_run_takes_it(
+def test_run_has_the_plain_text_option(
     tiny_bundle: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = tiny_bundle("qwen2.5-vl")

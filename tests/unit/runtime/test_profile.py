@@ -141,7 +141,7 @@ def test_every_graph_is_run_at_shapes_that_its_plan_takes(
 
 
 @pytest.mark.parametrize("table", [None, 30])
-def test_what_a_pass_reads_lies_within_its_buffers(
+def test_profile_inputs_stay_within_buffers(
     tiny_bundle: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: int | None
 ) -> None:
     """A table of positions may be shorter than the cache, which has room for a pass beyond the last one."""
@@ -169,12 +169,12 @@ def test_what_a_pass_reads_lies_within_its_buffers(
         ("tensorrt-rtx", "1.7.1", {"--rtxCudaGraphStrategy=wholeGraph", "--noDataTransfers"}, {"--useCudaGraph"}),
     ],
 )  # fmt: skip
-def test_each_version_is_asked_in_its_own_words(backend: str, version: str, has: set, lacks: set) -> None:
+def test_trtexec_options_follow_the_version(backend: str, version: str, has: set, lacks: set) -> None:
     flags = set(commands.version_flags(backend, version))
     assert has <= flags and not lacks & flags
 
 
-def test_the_script_runs_on_another_machine_and_is_read_back(
+def test_trtexec_script_results_are_read_back(
     tiny_bundle: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script, its inputs and the bundle are carried elsewhere; the folder of results comes back."""
@@ -242,7 +242,9 @@ def test_trtexec_is_run_and_reported(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_at_hand(tiny_bundle: Bundles, capsys: pytest.CaptureFixture[str], family: str) -> None:
+def test_profile_of_the_local_engine(
+    tiny_bundle: Bundles, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
     bundle = tiny_bundle(family).bundle
     assert main(["profile", str(bundle.path), "--widths", "1,3", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -291,7 +293,7 @@ def synthetic(manifest: Manifest, name: str = "head") -> list[Timing]:
     return found
 
 
-def test_the_hosts_share_is_what_is_left_of_a_cycle(tiny_bundle: Bundles) -> None:
+def test_host_share_is_the_rest_of_a_cycle(tiny_bundle: Bundles) -> None:
     """Of calls that return when they are done their own seconds count, else those of the graphs."""
     manifest = tiny_bundle("llama").bundle.manifest
     asked: list[Any] = []
@@ -314,7 +316,7 @@ def test_the_hosts_share_is_what_is_left_of_a_cycle(tiny_bundle: Bundles) -> Non
     assert report(Cycles(1e-9, None))["ms"]["host"] == 0.0
 
 
-def test_a_request_says_how_long_its_prompt_is(tiny_bundle: Bundles) -> None:
+def test_request_reports_prompt_length(tiny_bundle: Bundles) -> None:
     """As many rows as were timed: a session of few places holds no 128."""
     manifest = tiny_bundle("llama").bundle.manifest
     timings = synthetic(manifest)
@@ -324,7 +326,7 @@ def test_a_request_says_how_long_its_prompt_is(tiny_bundle: Bundles) -> None:
         assert report["request"]["ms"]["prefill"] == (5.0 if rows else 0.0)
 
 
-def test_the_page_escapes_names_and_loads_nothing(tiny_bundle: Bundles) -> None:
+def test_report_page_escapes_names_and_loads_nothing(tiny_bundle: Bundles) -> None:
     manifest = tiny_bundle("t5").bundle.manifest
     about = {"model": "a <b> & c", "timed_with": "x", "device": "<i>", "cache_rows": 1, "notes": []}
     report = build_report(manifest, synthetic(manifest), about, embed=True, tokens=8, alpha=0.5)
@@ -378,7 +380,7 @@ def shown_page() -> tuple[dict[str, Any], str]:
     return report, page(report)
 
 
-def test_the_page_follows_the_readers_colours_and_width() -> None:
+def test_report_page_follows_color_scheme_and_width() -> None:
     _, text = shown_page()
     style, body = text.split("</style>", 1)
     assert "@media (prefers-color-scheme: dark)" in style and "@media (max-width" in style
@@ -403,7 +405,7 @@ def test_graphs_that_run_together_are_summed_and_shared() -> None:
     ]  # fmt: skip
 
 
-def test_the_plots_mark_what_was_measured_and_have_true_widths() -> None:
+def test_plots_mark_measured_points_to_scale() -> None:
     report, text = shown_page()
     assert "Measured acceptance: eagle 0.77 (1.90 × at 3; mine.jsonl)" in text and "measured here" in text
     figure = pytest.importorskip("matplotlib.figure").Figure()
@@ -477,7 +479,7 @@ def find_browser() -> str | None:
     return next(chain(filter(None, map(shutil.which, names)), own), None)
 
 
-def test_the_page_in_a_browser(tiny_bundle: Bundles, tmp_path: Path) -> None:
+def test_report_page_in_a_browser(tiny_bundle: Bundles, tmp_path: Path) -> None:
     """Drawn by a real browser: three plots with their legends, and nothing that scrolls sideways."""
     browser = find_browser()
     if browser is None:
@@ -515,7 +517,7 @@ def test_the_page_in_a_browser(tiny_bundle: Bundles, tmp_path: Path) -> None:
         ("NaN", "not a list of runs"),
     ],
 )
-def test_results_that_are_none_are_named(tmp_path: Path, content: str, message: str) -> None:
+def test_invalid_results_are_named(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "head.token.1.times.json"
     path.write_text(content)
     with pytest.raises(InputError, match=message):
@@ -553,7 +555,7 @@ def test_times_of_too_few_graphs_are_refused(tiny_bundle: Bundles) -> None:
     assert not any(name.startswith("imitation") for name in table_of(manifest, without, embed=True).drafts)
 
 
-def test_options_that_do_not_fit(
+def test_conflicting_options_are_refused(
     tiny_bundle: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(tiny_bundle("t5").bundle.path)
@@ -583,7 +585,7 @@ def test_options_that_do_not_fit(
         assert message in error and error.count("\n") <= 2, error
 
 
-def test_several_targets_need_a_choice(tiny_bundle: Bundles, tmp_path: Path) -> None:
+def test_several_plan_targets_need_a_choice(tiny_bundle: Bundles, tmp_path: Path) -> None:
     bundle = with_plans(tiny_bundle("t5").bundle, tmp_path)
     more = [{**plan, "target": "sm86"} for plan in bundle.manifest.plans]
     manifest = replace(bundle.manifest, plans=[*bundle.manifest.plans, *more])

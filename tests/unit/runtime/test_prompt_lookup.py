@@ -59,14 +59,14 @@ def followed(text: list[int], place: int, depth: int) -> list[int]:
 
 
 @given(TEXTS, st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
-def test_places_equal_a_search_of_the_whole_text(text: list[int], longest: int, shortest: int, keep: int):
+def test_ngram_index_equals_full_search(text: list[int], longest: int, shortest: int, keep: int):
     shortest = min(longest, shortest)
     index = index_of(text, longest=longest, shortest=shortest, keep=keep)
     assert list(index.places()) == searched(text, longest, shortest, keep)
 
 
 @given(TEXTS, st.integers(1, 9))
-def test_a_chain_is_what_followed_the_latest_longest_match(text: list[int], depth: int):
+def test_chain_continues_the_latest_longest_match(text: list[int], depth: int):
     places = searched(text, 3, 1, 8)
     assert index_of(text).chain(depth) == (followed(text, places[0], depth) if places else [])
 
@@ -189,7 +189,7 @@ def test_copied_text_takes_few_cycles_and_two_sequences_do_not_mix():
     assert proposer._open.keys() == {other}
 
 
-def test_a_branch_saves_the_cycle_that_the_latest_occurrence_loses():
+def test_branch_saves_a_cycle():
     prompt = [10, 11, 12, 13, 14, 10, 11, 22, 23, 24, 30]
     answer = [10, 11, 12, 13, 14]
     cycles = [decode(lookup(), Sequence(prompt), answer, budget) for budget in (Budget(3, 3), Budget(6, 3))]

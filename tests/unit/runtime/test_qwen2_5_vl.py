@@ -85,7 +85,7 @@ def same_positions(model: Any, inputs: Any, found: np.ndarray | None) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_text_stands_behind_its_pictures(tiny: TinyBundle, processor: Any, model: Any, count: int) -> None:
+def test_text_follows_its_pictures(tiny: TinyBundle, processor: Any, model: Any, count: int) -> None:
     prepared = get_family("qwen2.5-vl").prepare(tiny.bundle, PICTURES[:count], "the red cup")
     inputs = made(processor, PICTURES[:count], asked(count))
     assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
@@ -106,7 +106,7 @@ def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: An
     )
 
 
-def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: Any, model: Any) -> None:
+def test_raw_prompt_places_its_pictures(tiny: TinyBundle, processor: Any, model: Any) -> None:
     text = f"the {MARK} and <|vision_start|>{MARK}<|vision_end|> where is it"
     prepared = get_family("qwen2.5-vl").prepare(tiny.bundle, PICTURES[:2], RawPrompt(text))
     inputs = processor(images=PICTURES[:2], text=text, return_tensors="pt")
@@ -132,7 +132,7 @@ def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: A
         (PICTURES[:1], b"\xff", PromptError, "UTF-8"),
     ],
 )
-def test_what_cannot_be_laid_out_is_refused(
+def test_invalid_layout_is_refused(
     tiny: TinyBundle, images: Any, prompt: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -140,7 +140,7 @@ def test_what_cannot_be_laid_out_is_refused(
 
 
 @pytest.mark.parametrize("messages", [TALK, asked(1)], ids=["talk", "one"])
-def test_answers_are_those_of_the_model(
+def test_answers_equal_transformers(
     tiny: TinyBundle, processor: Any, model: Any, messages: list[Any]
 ) -> None:
     parts = [part for turn in messages for part in turn["content"] if isinstance(part, dict)]
@@ -156,7 +156,7 @@ def test_answers_are_those_of_the_model(
             assert found.tokens == want
 
 
-def test_a_batch_of_requests_with_other_numbers_of_pictures(tiny: TinyBundle) -> None:
+def test_batch_with_different_numbers_of_pictures(tiny: TinyBundle) -> None:
     requests = [{"image": PICTURES[:n], "prompt": f"the cup {n}", "max_new_tokens": 12} for n in range(4)]
     with Session.load(tiny.path, max_batch=4) as session:
         together = session.generate_batch(requests)
@@ -186,7 +186,7 @@ def settings(least: int, most: int) -> ImageInfo:
 
 
 @pytest.mark.parametrize(("least", "most"), BOUNDS)
-def test_pictures_are_those_of_qwens_processor(least: int, most: int) -> None:
+def test_pixels_equal_qwens_processor(least: int, most: int) -> None:
     reference = transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": least, "longest_edge": most})
     found, rng = settings(least, most), np.random.default_rng(0)
     grid = settings_of(found)[0]
@@ -202,7 +202,7 @@ def test_pictures_are_those_of_qwens_processor(least: int, most: int) -> None:
 
 @pytest.mark.parametrize("down", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("across", [1, 3, 4, 5, 12])
-def test_windows_are_those_of_the_model(tiny: TinyBundle, down: int, across: int) -> None:
+def test_windows_equal_transformers(tiny: TinyBundle, down: int, across: int) -> None:
     from transformers.vision_utils import get_vision_window_index
 
     grid = settings_of(settings(784, 784 * 100))[0]
@@ -222,7 +222,7 @@ def test_windows_are_those_of_the_model(tiny: TinyBundle, down: int, across: int
 @pytest.mark.parametrize(
     "changed", [{"window_size": None}, {"patch_size": 0}, {"min_pixels": 10**6}, {"merge_size": "2"}]
 )
-def test_a_manifest_whose_grid_is_none_is_refused(changed: dict[str, Any]) -> None:
+def test_invalid_patch_grid_is_refused(changed: dict[str, Any]) -> None:
     described = settings(784, 7840)
     described.extra = {**described.extra, **changed}
     with pytest.raises(BundleError, match=r"image\.patch_size.*build the bundle again"):

@@ -32,7 +32,7 @@ def tokens(session: Session, **options: object) -> list[int]:
     return list(session.generate(image=FRAME, prompt="a red cup", max_new_tokens=8, **options).tokens)
 
 
-def test_the_default_request_is_served_from_what_was_loaded(bundle: Path) -> None:
+def test_default_request_uses_the_loaded_bundle(bundle: Path) -> None:
     with Session.load(bundle) as session:
         expected = tokens(session)
     session = Session.load(bundle)
@@ -42,7 +42,7 @@ def test_the_default_request_is_served_from_what_was_loaded(bundle: Path) -> Non
 
 
 @pytest.mark.parametrize("changed", ["weights.bin", "its graph", "nothing"])
-def test_a_draft_that_is_loaded_late_is_of_the_same_bundle(bundle: Path, changed: str) -> None:
+def test_late_loaded_draft_is_of_the_same_bundle(bundle: Path, changed: str) -> None:
     session = Session.load(bundle)
     manifest, loaded = session.bundle.manifest, session.decoder.engine._sessions
     late = next(

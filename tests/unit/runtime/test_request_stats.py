@@ -31,7 +31,7 @@ def test_total_adds_counters_depths_shapes_and_seconds():
     assert both.tokens_per_second == pytest.approx((9 - 2) / (5 - 1))
 
 
-def test_total_of_one_of_none_and_of_different_drafts():
+def test_total_of_zero_one_and_mixed_drafts():
     one = request([(2, 1)], draft="a", total_seconds=2.0)
     assert Stats.total([one]).to_dict() == one.to_dict()
     assert Stats.total([]).cycles == 0 and Stats.total([]).tau == 1.0

@@ -18,7 +18,7 @@ GPUS = {12: ("sm_75", "sm_86", "sm_87", "sm_90"), 13: ("sm_75", "sm_87", "sm_90"
 """By the CUDA of an assembler: JetPack 6 has 12, 7 has 13, with Thor."""
 
 
-def test_the_program_is_made_of_the_source() -> None:
+def test_kernel_binary_matches_its_source() -> None:
     """Whoever changes `rows.cu` compiles it again; its first lines say how."""
     program = (ENGINES / "rows.ptx").read_text("ascii")
     source = hashlib.sha256((ENGINES / "rows.cu").read_bytes()).hexdigest()
@@ -37,7 +37,7 @@ def assemblers() -> Iterator[str]:
         yield from map(str, sorted(Path(root).glob("*/bin/ptxas")))
 
 
-def test_the_program_is_assembled(tmp_path: Path) -> None:
+def test_kernel_is_accepted_by_ptxas(tmp_path: Path) -> None:
     found = list(assemblers())
     if not found:
         pytest.skip(

@@ -64,7 +64,7 @@ def chi_square_tail(value: float, freedom: int) -> float:
     return math.erfc(((value / freedom) ** (1 / 3) - (1 - scale)) / math.sqrt(2 * scale)) / 2
 
 
-def test_the_tail_is_that_of_the_tables() -> None:
+def test_g_test_tail_matches_tables() -> None:
     for freedom, value in ((30, 50.892), (40, 63.691), (100, 135.807)):
         assert chi_square_tail(value, freedom) == pytest.approx(0.01, rel=0.02)
 
@@ -82,6 +82,6 @@ def test_drawn_tokens_have_the_law_of_the_target(draft: str) -> None:
 
 
 @pytest.mark.parametrize("mutant", NAMED, ids=lambda mutant: mutant.__name__)
-def test_the_draws_show(mutant: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_law_detects_wrong_laws(mutant: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     given = toy()
     assert p_value(given, texts(given, mutant(monkeypatch), 30)) < 1e-6

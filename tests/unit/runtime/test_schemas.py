@@ -54,7 +54,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("path", WRONG)
-def test_schema_and_reader_refuse_the_same(tmp_path: Path, path: str) -> None:
+def test_schema_and_reader_agree(tmp_path: Path, path: str) -> None:
     data = copy.deepcopy(handmade_bundle.read(handmade_bundle.write_bundle(tmp_path / "bundle")))
     *parents, last = path.split("/")
     part = data

@@ -61,7 +61,7 @@ def propose(sampling: Sampling, *, eos: tuple[int, ...] = (), threshold: float |
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=2.0, seed=1)])
-def test_a_draft_uses_the_draw_of_its_place_and_ends_with_the_end_token(sampling: Sampling) -> None:
+def test_draft_uses_positional_draws_and_stops_at_eos(sampling: Sampling) -> None:
     """The target draws token number i with uniform i: a draft agrees with it as often as it can by doing the same."""
     expected = [sampling.choose(LOGITS[row], len(EMITTED) + row) for row in range(4)]
     assert len(set(expected)) == 4
@@ -69,7 +69,7 @@ def test_a_draft_uses_the_draw_of_its_place_and_ends_with_the_end_token(sampling
     assert propose(sampling, eos=(expected[1],)) == expected[:2]
 
 
-def test_drafting_stops_after_a_token_that_is_less_likely_than_the_threshold() -> None:
+def test_drafting_stops_below_the_confidence_threshold() -> None:
     sampling = Sampling(temperature=2.0, seed=1)
     tokens = propose(sampling)
     shares = np.exp(LOGITS.astype(np.float64))

@@ -54,14 +54,14 @@ def sessions(tiny_bundle: Callable[[str], Any]) -> Iterator[Callable[[str], Sess
         session.close()
 
 
-def test_an_option_that_there_is_not_is_named(sessions: Callable[[str], Session]) -> None:
+def test_unknown_option_is_reported(sessions: Callable[[str], Session]) -> None:
     session = sessions("llama")
     for call in (session.stream, session.generate_tokens):
         with pytest.raises(OptionError, match="no option unknown; there are max_new_tokens, draft"):
             call([1], unknown=1)  # type: ignore[operator]
 
 
-def test_arrays_in_the_order_of_opencv(sessions: Callable[[str], Session]) -> None:
+def test_opencv_color_order(sessions: Callable[[str], Session]) -> None:
     session = sessions("t5")
     request = request_for(session) | {"max_new_tokens": 12, "ignore_eos": True}
     want = session.generate(**request)
@@ -219,7 +219,7 @@ def test_seconds_inside_the_engine_are_a_part_of_the_cycles(
     assert stats.engine_seconds == seconds.draft + seconds.verify + seconds.head >= stats.cycles > 0
 
 
-def test_what_did_not_happen_is_no_zero(sessions: Callable[[str], Session]) -> None:
+def test_missing_figures_are_none_not_zero(sessions: Callable[[str], Session]) -> None:
     """No cycle ran: its seconds are not known. A controller decides: there is no length."""
     session = sessions("llama")
     request = request_for(session) | {"ignore_eos": True}
@@ -237,7 +237,7 @@ def test_what_did_not_happen_is_no_zero(sessions: Callable[[str], Session]) -> N
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_stream_is_the_text(sessions: Callable[[str], Session], name: str) -> None:
+def test_stream_pieces_join_to_the_text(sessions: Callable[[str], Session], name: str) -> None:
     session = sessions(name)
     request = request_for(session) | {"max_new_tokens": 40, "ignore_eos": True}
     whole = session.generate(**request)
@@ -380,7 +380,7 @@ def test_bad_requests_and_loads(
         closed.generate(prompt="a")
 
 
-def test_a_graph_that_is_not_what_the_manifest_says(tiny_bundle: Callable[[str], Any], monkeypatch) -> None:
+def test_graph_unlike_the_manifest_is_refused(tiny_bundle: Callable[[str], Any], monkeypatch) -> None:
     bundle = tiny_bundle("llama").bundle
     with Session.load(bundle) as session:
         engine = session.decoder.engine
@@ -499,7 +499,7 @@ def test_a_stream_without_a_result_says_why(sessions: Callable[[str], Session]) 
             _ = stream.result
 
 
-def test_a_closed_session_says_so(tiny_bundle: Callable[[str], Any]) -> None:
+def test_closed_session_is_reported(tiny_bundle: Callable[[str], Any]) -> None:
     session = Session.load(tiny_bundle("llama").path)
     note = session.note
     session.close()
@@ -513,7 +513,9 @@ def test_a_closed_session_says_so(tiny_bundle: Callable[[str], Any]) -> None:
             call()
 
 
-def test_a_program_may_change_its_folder(tiny_bundle: Callable[[str], Any], monkeypatch) -> None:
+def test_session_survives_a_change_of_working_directory(
+    tiny_bundle: Callable[[str], Any], monkeypatch
+) -> None:
     """Graphs of other drafts and the tokenizer are read at their first use."""
     path = tiny_bundle("llama").path
     monkeypatch.chdir(path.parent)
@@ -527,13 +529,13 @@ def test_a_program_may_change_its_folder(tiny_bundle: Callable[[str], Any], monk
             )
 
 
-def test_what_ends_chains_by_confidence_takes_no_tree(sessions: Callable[[str], Session]) -> None:
+def test_confidence_threshold_excludes_trees(sessions: Callable[[str], Session]) -> None:
     session = sessions("llama")
     with pytest.raises(OptionError, match="draft_nodes: 4 asks for trees"):
         session.generate(**request_for(session), draft="early-exit", adaptive="confidence", draft_nodes=4)
 
 
-def test_a_bundle_of_one_row_a_pass_decodes_plainly(tiny_bundle: Callable[[str], Any]) -> None:
+def test_bundle_of_width_1_decodes_plainly(tiny_bundle: Callable[[str], Any]) -> None:
     """`build` makes none; a manifest may say so all the same."""
     bundle = copy.copy(tiny_bundle("llama").bundle)
     bundle.manifest = replace(bundle.manifest, limits=replace(bundle.manifest.limits, max_width=1))
@@ -546,7 +548,7 @@ def test_a_bundle_of_one_row_a_pass_decodes_plainly(tiny_bundle: Callable[[str],
     assert len(want) == 8
 
 
-def test_an_error_of_the_receiver_frees_the_session(tiny_bundle: Callable[[str], Any]) -> None:
+def test_error_in_on_text_frees_the_session(tiny_bundle: Callable[[str], Any]) -> None:
     session = Session.load(tiny_bundle("llama").path)
     with pytest.raises(ZeroDivisionError):
         session.generate(prompt="a red cup", max_new_tokens=8, on_text=lambda _: 1 // 0)

@@ -62,7 +62,7 @@ def _many(session: Session, asked: dict[str, Any]) -> list[list[int]]:
 
 @pytest.mark.parametrize("draft", ["none", "eagle"])
 @pytest.mark.parametrize("call", [_whole, _streamed, _many])
-def test_it_arrives_and_the_next_request_is_right(
+def test_signal_exception_leaves_the_session_usable(
     tiny_bundle: Callable[[str], Any], alarm: Alarm, call: Callable[..., list[list[int]]], draft: str
 ) -> None:
     with Session.load(tiny_bundle("vit-gpt2").path, max_batch=2) as session:

@@ -39,7 +39,7 @@ def one_by_one(texts: list[str], pieces: list[tuple[str, bool]]) -> str:
     st.lists(WORDS, min_size=1, max_size=8), st.lists(st.tuples(WORDS, st.booleans()), max_size=8), st.sampled_from([0, 3, 256]),
     st.sampled_from([0, 100]),
 )  # fmt: skip
-def test_many_stop_strings_are_each_looked_for(
+def test_thousands_of_stop_strings_are_found(
     texts: list[str], pieces: list[tuple[str, bool]], short: int, few: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

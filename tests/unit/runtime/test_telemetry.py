@@ -49,7 +49,7 @@ def test_a_request_opens_no_socket(tiny_bundle: Callable, tmp_path: Path) -> Non
     assert "AF_INET" not in (tmp_path / "trace").read_text("utf-8")
 
 
-def test_a_user_may_decide_otherwise() -> None:
+def test_telemetry_can_be_enabled_by_the_user() -> None:
     code = "import os, vlmexport.runtime; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     for given, expected in ((None, "1"), ("0", "0")):
         environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}

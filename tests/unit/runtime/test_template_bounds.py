@@ -134,13 +134,13 @@ REFUSED: dict[str, str] = {
 
 
 @pytest.mark.parametrize("kind", PAID)
-def test_whatever_goes_through_a_value_is_paid_for(kind: str) -> None:
+def test_operations_over_values_cost_budget(kind: str) -> None:
     with pytest.raises(TooMuch):
         render_chat(PAID[kind], TURNS)
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_nothing_large_is_made_before_it_is_paid_for(kind: str) -> None:
+def test_large_values_are_budgeted_before_creation(kind: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(PromptError):
@@ -151,7 +151,7 @@ def test_nothing_large_is_made_before_it_is_paid_for(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_a_template_keeps_no_more_than_it_pays_for(kind: str) -> None:
+def test_template_memory_is_within_its_budget(kind: str) -> None:
     template = (
         WIDE
         + "{% set a = 'x' * 40000 %}{% set n = namespace(s=()) %}{% for i in range(1000) %}"
@@ -171,7 +171,7 @@ def test_a_template_keeps_no_more_than_it_pays_for(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_told_is_refused(kind: str) -> None:
+def test_unbounded_template_operations_are_refused(kind: str) -> None:
     with pytest.raises((BundleError, PromptError)) as caught:
         render_chat(REFUSED[kind], TURNS)
     assert not isinstance(caught.value, TooMuch) and "\n" not in str(caught.value)
@@ -193,7 +193,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize("template", SERVED)
-def test_the_rest_is_as_in_jinja(template: str) -> None:
+def test_other_operations_equal_jinja(template: str) -> None:
     assert render_chat("{% set n = 'k' %}" + template, TURNS) == SERVED[template]
 
 
@@ -225,7 +225,7 @@ def test_an_error_of_a_template_is_one_short_line(template: str, message: str) -
     assert said.isprintable() and len(said) < 500
 
 
-def test_one_line_of_anything() -> None:
+def test_error_text_is_shortened_to_one_line() -> None:
     assert one_line("a\tb\r\n c\u2028d") == "a b c d"
     assert one_line(ValueError()) == "ValueError"
     assert one_line("\x00\x85\ud800") == "\\x00 \\ud800"
@@ -238,7 +238,7 @@ class _Late(ValueError):
 @pytest.mark.parametrize(
     "template", ["{% for i in range(90000) %}{{ i }}{{ i|string|upper }}{% endfor %}", None]
 )
-def test_an_error_of_a_signal_handler_arrives_as_it_is(
+def test_signal_handler_exception_is_not_translated(
     template: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(*_: Any) -> None:

@@ -38,7 +38,7 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 @given(tables(), st.integers(28, 120))
-def test_figures_are_whole_at_every_width(table: Table, width: int) -> None:
+def test_figures_are_not_cut_at_any_width(table: Table, width: int) -> None:
     kept, _ = table.kept(width)
     shown = " ".join(rendered(table, width).split())
     for column in kept or table.columns:
@@ -48,7 +48,7 @@ def test_figures_are_whole_at_every_width(table: Table, width: int) -> None:
 
 
 @given(tables())
-def test_off_a_terminal_nothing_is_cut_and_no_line_ends_in_blanks(table: Table) -> None:
+def test_redirected_tables_are_not_cut(table: Table) -> None:
     out = Console(width=40, force_terminal=False, color_system=None, soft_wrap=True)
     with out.capture() as captured:
         out.print(table)
@@ -79,7 +79,7 @@ def test_columns_are_dropped_in_their_order(width: int, expected: str) -> None:
     assert "\n".join(lines) == expected
 
 
-def test_a_text_is_cut_or_goes_on_below() -> None:
+def test_long_text_is_cut_or_wrapped() -> None:
     table = Table("Drafts")
     table.add_column("draft", wrap=True)
     table.add_column("kind")

@@ -91,7 +91,7 @@ def test_an_id_beyond_all_others_takes_no_memory_and_no_time(tmp_path: Path) -> 
     assert ids == str([2**32 - 2]) and int(megabytes) < 1000
 
 
-def test_a_panic_is_a_bundle_error_and_ctrl_c_is_not() -> None:
+def test_tokenizer_panic_is_a_bundle_error() -> None:
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(without_definition()))
     with pytest.raises(BundleError, match=r"tokenizer cannot encode \(no entry found for key\)"):
         tokenizer.encode("cup")
@@ -151,7 +151,7 @@ def test_a_piped_prompt_keeps_the_rest() -> None:
         (b"x" * 4_000_001, "4000001 bytes; the limit"),
     ],
 )
-def test_what_a_pipe_may_not_give(data: bytes, message: str) -> None:
+def test_invalid_piped_prompt_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         from_pipe(data)
 
@@ -204,7 +204,7 @@ FEATURES = (
     "template", [CHATML, LLAMA, BLOCKS, FEATURES], ids=["chatml", "llama", "blocks", "features"]
 )
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_rendered_as_transformers_does(template: str, add_generation_prompt: bool) -> None:
+def test_rendering_equals_transformers(template: str, add_generation_prompt: bool) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     messages = [
         {"role": "user", "content": "Where is <the> \"cup\"?  "},
@@ -289,7 +289,7 @@ RUNAWAY = {
 
 
 @pytest.mark.parametrize("kind", RUNAWAY)
-def test_a_template_cannot_run_away(kind: str) -> None:
+def test_template_run_time_is_bounded(kind: str) -> None:
     begin = time.process_time()
     with pytest.raises((PromptError, BundleError)) as caught:
         render_chat(RUNAWAY[kind], [{"role": "user", "content": "x"}])

@@ -94,7 +94,7 @@ def test_no_half_character_is_ever_handed_out() -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_a_row_without_a_token_does_not_end_a_run_of_byte_tokens(skip: bool) -> None:
+def test_id_without_a_token_does_not_end_byte_tokens(skip: bool) -> None:
     tokenizer = TOKENIZERS["byte fallback"]
     low, high = (tokenizer.backend.token_to_id(token) for token in ("<0x01>", "<0xB5>"))
     ids = [low, tokenizer.vocab_size, high]
@@ -123,7 +123,7 @@ def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
     assert "".join(stream(tokenizer, bad)) == tokenizer.decode(bad)
 
 
-def test_words_come_one_by_one_with_their_spaces() -> None:
+def test_words_are_emitted_one_by_one() -> None:
     tokenizer = TOKENIZERS["metaspace"]
     ids = tokenizer.encode("the red cup").tolist()
     assert stream(tokenizer, ids) == ["the", " red", " cup", "", ""]
@@ -220,14 +220,14 @@ def test_special_tokens_in_stop_strings_stop_as_in_transformers(name: str) -> No
         (["im_end"], "a€b", None),
     ],
 )
-def test_where_a_special_token_stops_the_text(stop: list[str], text: str, at: int | None) -> None:
+def test_special_token_stop_position(stop: list[str], text: str, at: int | None) -> None:
     tokenizer = TOKENIZERS["byte level"]
     end, start = tokenizer.id("<|im_end|>"), tokenizer.id("<|im_start|>")
     ids = [*tokenizer.encode("a€").tolist(), end, *tokenizer.encode("b").tolist(), start]
     assert stopped_at(tokenizer, ids, stop) == (at, text)
 
 
-def test_a_special_token_ends_what_is_not_finished() -> None:
+def test_special_token_flushes_unfinished_bytes() -> None:
     tokenizer = TOKENIZERS["byte level"]
     euro, end = tokenizer.encode("€").tolist(), tokenizer.id("<|im_end|>")
     assert stopped_at(tokenizer, [*euro[:2], end], ["<|im_end|>"]) == (2, "\ufffd")

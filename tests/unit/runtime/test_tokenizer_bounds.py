@@ -63,7 +63,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_would_make_too_much_of_any_text_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+def test_unbounded_tokenizer_steps_are_refused(tmp_path: Path, kind: str) -> None:
     parts, message = HOSTILE[kind]
     letters(**parts).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(BundleError, match=message) as caught:
@@ -83,7 +83,7 @@ def test_a_text_that_would_become_too_long_is_refused_and_shorter_ones_are_read(
         Tokenizer(letters(normalizer=normalizers.Prepend("x" * 1000))).encode("b" * 30_000)
 
 
-def test_a_model_that_looks_far_at_every_place_reads_short_texts_only() -> None:
+def test_quadratic_models_read_short_texts_only() -> None:
     backend = letters(model=models.Unigram([("<unk>", 0.0), ("a", -1.0), ("a" * 5000, -2.0)], unk_id=0))
     assert len(Tokenizer(backend).encode("a" * 10_000)) == 2
     with pytest.raises(PromptError, match="more than 80,000 bytes"):
@@ -96,7 +96,7 @@ CHARSMAP = base64.b64encode(b"\4\0\0\0\0\0\0\0abc\0de\0").decode()
 
 @settings(max_examples=200, deadline=None)
 @given(TEXT, st.data())
-def test_no_step_makes_more_than_its_factor(text: str, data: st.DataObject) -> None:
+def test_tokenizer_steps_stay_within_their_factor(text: str, data: st.DataObject) -> None:
     steps: dict[str, list[Any]] = {
         "normalizer": [
             normalizers.NFC(), normalizers.NFD(), normalizers.NFKC(), normalizers.NFKD(), normalizers.Lowercase(),
@@ -138,7 +138,7 @@ def test_no_step_makes_more_than_its_factor(text: str, data: st.DataObject) -> N
         [normalizers.Prepend("z" * 99)],
     ],
 )
-def test_pieces_between_added_tokens_grow_by_themselves(steps: list[Any]) -> None:
+def test_pieces_between_added_tokens_are_bounded_separately(steps: list[Any]) -> None:
     backend = letters(normalizer=normalizers.Sequence(steps))
     backend.add_special_tokens(["A"])
     tokenizer = Tokenizer(backend)
@@ -220,7 +220,7 @@ def test_added_tokens_that_are_looked_for_as_one_text_are_refused(kind: str) -> 
         Tokenizer(backend)
 
 
-def test_a_step_that_nobody_knows_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_tokenizer_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "NORMALIZERS", {})
     with pytest.raises(
         BundleError, match="normalizer has a step 'NFC', which this version does not know; use a newer"
@@ -265,7 +265,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_whatever_the_library_raises_is_one_line(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_library_errors_become_one_line(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
         VlmexportError, match=r"the bundle's tokenizer cannot .*; build the bundle again"
     ) as caught:
@@ -278,7 +278,7 @@ class Late(TypeError):
 
 
 @pytest.mark.parametrize("call", ["encode", "decode", "id", "token"])
-def test_an_error_of_a_signal_handler_arrives_as_it_is(call: str) -> None:
+def test_signal_handler_exception_is_not_translated(call: str) -> None:
     def late(*_: Any) -> None:
         raise Late("your time is over")
 
@@ -297,7 +297,7 @@ def test_an_error_of_a_signal_handler_arrives_as_it_is(call: str) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_regex_that_gives_up_is_a_refusal(tmp_path: Path) -> None:
+def test_regex_that_gives_up_is_refused(tmp_path: Path) -> None:
     backend = letters(pre_tokenizer=pre_tokenizers.Split(Regex("(a|aa|aaa)+$"), "isolated"))
     backend.save(str(tmp_path / "tokenizer.json"))
     code = f"""

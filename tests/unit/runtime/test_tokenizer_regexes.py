@@ -124,7 +124,7 @@ def test_known_linear_patterns_read_any_text(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", HOSTILE)
-def test_patterns_that_may_take_very_long_are_refused_by_name(pattern: str) -> None:
+def test_slow_patterns_are_refused(pattern: str) -> None:
     for parts in ({"pattern": pattern}, {"normalizer": normalizers.Replace(Regex(pattern), " ")},
                   {"decoder": decoders.Replace(Regex(pattern), " ")}):  # fmt: skip
         with pytest.raises(
@@ -136,7 +136,7 @@ def test_patterns_that_may_take_very_long_are_refused_by_name(pattern: str) -> N
 
 
 @pytest.mark.parametrize("pattern", UNREADABLE)
-def test_what_the_reader_does_not_know_is_refused_by_name(pattern: str) -> None:
+def test_unknown_pattern_syntax_is_refused(pattern: str) -> None:
     with pytest.raises(regexes.UnreadableRegex, match=UNREADABLE[pattern]):
         regexes.work_of(pattern)
 
@@ -151,7 +151,7 @@ def test_choices_that_begin_alike_are_counted_each(pattern: str) -> None:
     "pattern",
     [r"\s*(?:\n|)", r"(?:a|b|c)*", r"(?:a+)+", r"(?x) a {1,2} # (", r"a(?#(\))*", r"[a(?#]+", r"a{,3}b"],
 )
-def test_patterns_behind_whose_repeats_nothing_fails_are_linear(pattern: str) -> None:
+def test_patterns_that_cannot_backtrack_are_linear(pattern: str) -> None:
     assert not regexes.work_of(pattern).steps.per_run
 
 

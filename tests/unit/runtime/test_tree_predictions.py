@@ -44,7 +44,7 @@ def draft(tree: list[int] | None) -> Any:
     return SimpleNamespace(name="heads", tree=tree)
 
 
-def test_the_rank_of_what_was_right_is_counted_among_its_siblings() -> None:
+def test_rank_of_the_right_token_is_counted_among_siblings() -> None:
     tree = TokenTree([0, 5, 7, 6, 9, 8], [-1, 0, 1, 0, 3, 3])
     assert ranks(tree, []) == [(2, 2)]
     assert ranks(tree, [1]) == [(2, 0), (1, 1)]
@@ -62,7 +62,7 @@ def test_the_rank_of_what_was_right_is_counted_among_its_siblings() -> None:
     assert StoredAcceptance.parse(entry, "a").observed.ranks == []
 
 
-def test_hits_are_measured_where_there_was_a_child_to_hit() -> None:
+def test_hits_are_counted_only_where_children_exist() -> None:
     """A tree that gives fewer children to some nodes tells the same of the ranks it has."""
     for order, budget in ((WHOLE, WIDE), (grow([[-1.0, -2.0, -4.0]] * 3, 20), Budget(20, 3))):
         found = rates([AcceptanceCounts.of("heads", budget, played(order, budget, 20_000))])
@@ -71,7 +71,7 @@ def test_hits_are_measured_where_there_was_a_child_to_hit() -> None:
 
 
 @pytest.mark.parametrize("budget", [Budget(4, 2), Budget(6, 3), Budget(5, 1), Budget(9, 3)])
-def test_what_a_tree_keeps_is_what_counting_it_gives(budget: Budget) -> None:
+def test_tree_prediction_equals_counting(budget: Budget) -> None:
     wide = AcceptanceCounts.of("heads", WIDE, played(WHOLE, WIDE, 20_000))
     order = grow([[-0.5, -1.5, -2.0], [-0.7, -1.3, -3.0], [-0.8, -1.6, -2.3]], 30)
     trees = observed_trees([draft(order)], [wide])["heads"]
@@ -131,13 +131,13 @@ def test_width_decides_which_trees_are_offered() -> None:
     assert [entry.speedup for entry in offered] == sorted((e.speedup for e in offered), reverse=True)
 
 
-def test_chains_and_older_bundles_tell_of_no_tree() -> None:
+def test_chains_and_older_bundles_predict_no_tree() -> None:
     chain = AcceptanceCounts("heads", Budget.chain(3), {(3, 3): 10}, [6, 3, 1])
     old = AcceptanceCounts("heads", Budget(8, 3), {(8, 3): 10}, [6, 3, 1])
     assert not observed_trees([draft(None)], [chain, old])
 
 
-def test_a_draft_that_was_never_right_keeps_one_token() -> None:
+def test_never_accepted_draft_keeps_one_token() -> None:
     seen = AcceptanceCounts("heads", Budget(8, 3), {(8, 3): 10}, [], ranks=[[(0, 10)] * 4, [(0, 0)] * 4])
     table = CostTable(Curve({1: 1.0, 9: 2.0}), {"heads": DraftCosts()})
     for tree in (None, [-1, -1, -1, -1]):

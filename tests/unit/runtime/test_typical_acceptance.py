@@ -81,7 +81,7 @@ def test_the_longest_accepted_path_and_the_likeliest_of_several(tree: int, crite
     )
 
 
-def test_it_is_greedy_decoding_where_the_target_is_certain_and_another_law_where_it_is_not() -> None:
+def test_typical_acceptance_law_for_certain_and_uncertain_targets() -> None:
     tree = TREES[1]
     for token in range(VOCABULARY):
         point = np.eye(VOCABULARY)[token]
@@ -107,7 +107,7 @@ def test_numbers_outside_0_to_1_are_refused(numbers: tuple) -> None:
 ASKED = {"max_new_tokens": 40, "temperature": 0.9, "seed": 5}
 
 
-def test_only_the_name_makes_a_request_lossy_and_the_result_says_so(tiny_bundle: Callable) -> None:
+def test_lossy_requests_are_explicit_and_marked(tiny_bundle: Callable) -> None:
     with Session.load(tiny_bundle("llama").path, max_batch=3) as session:
         ids = [11, 70, 100, 41, 5]
         for draft in (
@@ -145,7 +145,7 @@ def test_a_lossy_request_leaves_the_others_of_its_batch_alone(tiny_bundle: Calla
         assert [result.lossy for result in together] == ["typical", None, None, "typical", None]
 
 
-def test_a_stream_says_it_before_its_first_piece(tiny_bundle: Callable) -> None:
+def test_stream_is_marked_lossy_before_its_first_piece(tiny_bundle: Callable) -> None:
     with Session.load(tiny_bundle("llama").path) as session:
         for options, lossy in (
             ({"lossy": "typical"}, "typical"),
@@ -169,7 +169,7 @@ def test_a_stream_says_it_before_its_first_piece(tiny_bundle: Callable) -> None:
         ({"repetition_penalty": 0}, "repetition_penalty: 0 is not a number"),
     ],
 )
-def test_what_is_refused(tiny_bundle: Callable, options: dict, message: str) -> None:
+def test_invalid_typical_options_are_refused(tiny_bundle: Callable, options: dict, message: str) -> None:
     with (
         Session.load(tiny_bundle("llama").path) as session,
         pytest.raises(OptionError, match=message),

@@ -38,9 +38,7 @@ def request_of(tiny_bundle: Bundles, tmp_path: Path, capsys: Capture) -> tuple[o
     return found
 
 
-def test_more_and_less_on_stderr_and_the_same_on_stdout(
-    request_of: tuple[object, ...], capsys: Capture
-) -> None:
+def test_verbosity_changes_stderr_only(request_of: tuple[object, ...], capsys: Capture) -> None:
     assert main("run", *request_of) == 0
     usual = capsys.readouterr()
     for words in (("run", *request_of, "-q"), ("--quiet", "run", *request_of)):
@@ -82,7 +80,7 @@ def test_json_is_the_same_whatever_stderr_says(request_of: tuple[object, ...], c
     assert found[0] == found[1] == found[2]
 
 
-def test_bench_says_its_steps(request_of: tuple[object, ...], capsys: Capture) -> None:
+def test_bench_logs_its_steps(request_of: tuple[object, ...], capsys: Capture) -> None:
     assert main("bench", *request_of, "--repeats", 1, "-v") == 0
     shown = capsys.readouterr()
     assert (
@@ -91,7 +89,7 @@ def test_bench_says_its_steps(request_of: tuple[object, ...], capsys: Capture) -
     assert "tokens/s" in shown.out and "engine:" not in shown.out
 
 
-def test_inspect_says_what_it_compares(tmp_path: Path, capsys: Capture) -> None:
+def test_inspect_logs_what_it_compares(tmp_path: Path, capsys: Capture) -> None:
     folder = handmade_bundle.write_bundle(tmp_path / "bundle")
     assert main("inspect", folder, "--check", "-v") == 0
     assert capsys.readouterr().err.count("comparing weights.bin") == 1
@@ -100,7 +98,7 @@ def test_inspect_says_what_it_compares(tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("words", [("-q", "inspect", "nowhere"), ("inspect", "nowhere", "-q")])
-def test_errors_are_said_all_the_same(words: tuple[str, ...], capsys: Capture) -> None:
+def test_quiet_keeps_errors(words: tuple[str, ...], capsys: Capture) -> None:
     assert main(*words) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("vlmexport: nowhere: does not exist") and shown.count("\n") == 1
@@ -109,7 +107,7 @@ def test_errors_are_said_all_the_same(words: tuple[str, ...], capsys: Capture) -
 @pytest.mark.parametrize(
     "words", [("-v", "-q", "inspect", "b"), ("-v", "inspect", "b", "-q"), ("inspect", "b", "-qv")]
 )
-def test_both_are_refused(words: tuple[str, ...], capsys: Capture) -> None:
+def test_verbose_with_quiet_is_refused(words: tuple[str, ...], capsys: Capture) -> None:
     assert main(*words) == 2
     assert "-v and -q" in capsys.readouterr().err
 
@@ -128,7 +126,7 @@ def test_quiet_drops_prints_and_keeps_logged_errors(capsys: Capture) -> None:
     assert LOGGER.handlers == [] and LOGGER.level == logging.NOTSET and LOGGER.propagate
 
 
-def test_a_library_user_hears_nothing_and_may_listen(tiny_bundle: Bundles) -> None:
+def test_library_logging_is_silent_by_default(tiny_bundle: Bundles) -> None:
     code = (
         "import logging, sys\nfrom vlmexport.runtime import Session\n"
         "with Session.load(sys.argv[1]) as session:\n    session.generate(prompt='a cup', max_new_tokens=4)\n"

@@ -114,7 +114,7 @@ def test_a_file_knows_its_frames_and_their_rate(tmp_path: Path, suffix: str) -> 
     assert open_video(Video(tmp_path / f"clip.{suffix}", fps=8)).fps == 8
 
 
-def test_what_is_no_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
     whole, damaged = write_file(tmp_path / "clip.avi"), tmp_path / "damaged.avi"
     damaged.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
@@ -170,7 +170,7 @@ def test_what_is_no_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["the cup", "image", "video", "and", "video"], [(12.0, 6.0), (3.0, 1.0)]),
     ],
 )
-def test_answers_are_those_of_the_model(
+def test_answers_equal_transformers(
     tiny: TinyBundle, reference: Any, content: list[str], rates: list[tuple[float, float | None]]
 ) -> None:
     model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny.checkpoint).eval()
@@ -218,7 +218,7 @@ def test_answers_are_those_of_the_model(
         assert again.tokens == tokens
 
 
-def test_patches_of_a_pair_are_those_of_qwens_processor(tiny: TinyBundle, reference: Any) -> None:
+def test_patches_of_a_frame_pair_equal_qwens_processor(tiny: TinyBundle, reference: Any) -> None:
     view = get_family("qwen2.5-vl").view(tiny.bundle, Video(FRAMES[:5], 2.0, 2.0))  # four frames, two pairs
     info = tiny.bundle.manifest.image.video  # type: ignore[union-attr]
     size = {"shortest_edge": info.min_pixels, "longest_edge": info.max_pixels}  # type: ignore[union-attr]
@@ -256,7 +256,7 @@ def test_the_order_of_colours_is_that_of_a_videos_frames_too(tiny: TinyBundle) -
             session.generate(video=Video(FRAMES, fps=2), channels="bgr", **asked)
 
 
-def test_an_odd_frame_is_seen_twice(tiny: TinyBundle) -> None:
+def test_last_odd_frame_is_repeated(tiny: TinyBundle) -> None:
     family = get_family("qwen2.5-vl")
     one = family.view(tiny.bundle, Video(FRAMES[:1], 2.0))
     two = family.view(tiny.bundle, Video([FRAMES[0], FRAMES[0]], 2.0))
@@ -287,7 +287,7 @@ def test_a_long_video_has_smaller_frames(tiny: TinyBundle) -> None:
         (Video("nowhere.mp4"), "cup", ImageError, "nowhere.mp4"),
     ],
 )
-def test_what_cannot_be_laid_out_is_refused(
+def test_invalid_layout_is_refused(
     tiny: TinyBundle, video: Any, prompt: Any, error: type[Exception], message: str
 ) -> None:
     with Session.load(tiny.path) as session, pytest.raises(error, match=message):

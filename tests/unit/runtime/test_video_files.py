@@ -41,7 +41,7 @@ def written(path: Path, codec: str, count: int = 6) -> Path:
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_titles_in_no_encoding_are_nobodys_business(tmp_path: Path, container: str) -> None:
+def test_undecodable_video_titles_are_ignored(tmp_path: Path, container: str) -> None:
     path = written(tmp_path / f"clip.{container}", CONTAINERS[container])
     right = open_video(Video(path)).read(range(6))
     data = path.read_bytes()
@@ -74,7 +74,7 @@ class Late(Exception):
 
 
 @pytest.mark.parametrize("kind", [Late, RuntimeError, ValueError, TimeoutError, UnicodeDecodeError])
-def test_what_the_program_raises_meanwhile_passes(
+def test_host_program_exceptions_pass_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     path = written(tmp_path / "clip.mp4", "mpeg4")
@@ -99,7 +99,7 @@ def test_what_the_program_raises_meanwhile_passes(
     assert caught.value is raised
 
 
-def test_whatever_pyav_raises_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyav_errors_become_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "clip.mp4", "mpeg4")
     for error in (
         "ValueError('odd')",
@@ -116,7 +116,7 @@ def test_whatever_pyav_raises_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
         assert "\n" not in str(caught.value)
 
 
-def test_of_a_raw_stream_only_seen_frames_are_decoded(
+def test_raw_streams_decode_only_sampled_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "long.y4m"
@@ -151,7 +151,7 @@ def test_huge_frames_are_refused_before_they_are_decoded(
 
 
 @pytest.mark.parametrize("name", ["list.m3u8", "list.ffconcat", "frame%d.png"])
-def test_a_file_that_names_others_is_no_video(tmp_path: Path, name: str) -> None:
+def test_playlist_files_are_refused(tmp_path: Path, name: str) -> None:
     """Not even one that is there: it could lie anywhere."""
     made = tmp_path / "film.ts"
     with av.open(str(made), "w") as out:

@@ -37,7 +37,7 @@ def test_counters_of_requests_give_the_same_as_their_cycles():
     assert decoding(TABLE, "draft", tree) == Reading(3 + 30, 30)
 
 
-def test_a_batch_shrinks_and_its_widest_member_decides():
+def test_batch_cost_follows_its_widest_member():
     right = Simulated(lambda at, budget: (budget.depth, budget.depth), 4, DRAFT)
     silent = Simulated(lambda at, budget: (0, 0), 3, DRAFT)
     reading = play(FixedLength(1), [right, silent], TABLE)
