@@ -15,7 +15,7 @@ REQUESTS ?= 4000
 TESTS ?= tests
 POINTS ?= 200
 
-.PHONY: install demo test test-all test-gpu bench-gpu docs serve-docs lint lint-docs format clean fuzz soak kill
+.PHONY: install demo test test-unit test-contract test-all test-gpu bench-gpu docs serve-docs lint lint-docs format clean fuzz soak kill
 
 install: $(STAMP)
 
@@ -34,9 +34,14 @@ $(DEMO_STAMP): pyproject.toml models/pyproject.toml constraints.txt
 demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py --output $(DEMO)
 
+# The fast tests. TESTS="tests/unit -k kv" runs fewer.
 test: install
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(TESTS)
 
+test-unit test-contract: install
+	$(MAKE) test TESTS=tests/$(@:test-%=%)
+
+# Every combination.
 test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 

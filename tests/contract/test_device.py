@@ -22,7 +22,7 @@ from tests.support.device_mutants import changed_logits, layered, not_finite, sa
 from tests.support.engines.recording_device import RecordingDevice
 from tests.support.engines.stream import Context, Counts
 from tests.support.engines.torch_reference import TorchReference
-from tests.support.pairs import in_pairs, in_turn
+from tests.support.pairs import each_value
 from tests.support.rig import ENGINES, FAMILIES, Rig
 from tests.support.tiny_bundles import LIGHT
 
@@ -48,7 +48,7 @@ def test_the_trunk_runs_once_per_token_and_the_tail_once_per_cycle(rigs: Callabl
     assert not [call for call in after if call.graph in ("commit", "encoder", "cross_kv", "vision")]
 
 
-@in_pairs(family=FAMILIES, engine=("device", "tensorrt", "cuda"))
+@each_value(family=FAMILIES, engine=("device", "tensorrt", "cuda"))
 def test_the_host_waits_once_for_a_cycle(
     rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_the_host_waits_once_for_a_cycle(
     _waits_once(rig, engine, shapes, monkeypatch, own)
 
 
-@in_pairs(family=FAMILIES, engine=("device", "growing-device", "tensorrt", "cuda"))
+@each_value(family=FAMILIES, engine=("device", "growing-device", "tensorrt", "cuda"))
 def test_attention_over_exit_rows_is_a_part_of_the_cycle(
     rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,15 +107,25 @@ def _waits_once(
 
 
 SOME = ("llama", "t5", "vit-gpt2")
+MORE = [
+    *(
+        (family, engine, 3)
+        for family in SOME
+        for engine in ("device", "tensorrt", "tensorrt-portable", "cuda")
+    ),
+    *((family, "device", 1) for family in FAMILIES),
+]
 
 
 @pytest.mark.parametrize(
     ("family", "engine", "every"),
     [
-        *((family, "device", 3) for family in (*SOME, "qwen2.5-vl", "t5-float16")),
-        *((family, engine, 3) for family in SOME for engine in ("tensorrt", "tensorrt-portable", "cuda")),
+        ("qwen2.5-vl", "device", 3),
+        ("t5", "tensorrt", 3),
+        ("vit-gpt2", "tensorrt-portable", 3),
+        ("t5-float16", "cuda", 3),
         ("llama", "growing-device", 3),
-        *(pytest.param(family, "device", 1, marks=pytest.mark.slow) for family in FAMILIES),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE),
     ],
 )
 def test_a_device_changes_logits_itself(
@@ -196,12 +206,9 @@ def test_host_sampling_waits_for_every_token(
     ), waited
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_device_drafts_equal_host_drafts(rigs: Callable, family: str) -> None:
-    same_drafts(rigs(family, "device"))
-    same_drafts(rigs(family, "growing-device"))
-    same_drafts(rigs(family, "tensorrt"))
-    same_drafts(rigs(family, "cuda"))
+@each_value(family=FAMILIES, engine=("device", "growing-device", "tensorrt", "cuda"))
+def test_device_drafts_equal_host_drafts(rigs: Callable, family: str, engine: str) -> None:
+    same_drafts(rigs(family, engine))
 
 
 def _counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Counts, int]]:
@@ -253,7 +260,7 @@ def holds(case: dict[str, Any]) -> bool:
 ON_DEVICES = ("device", "growing-device", "cuda", "tensorrt", "tensorrt-portable")
 
 
-@in_turn(holds, turns=2, family=(*FAMILIES, *LIGHT), engine=ON_DEVICES)
+@each_value(holds, family=(*FAMILIES, *LIGHT), engine=ON_DEVICES)
 def test_device_sessions_equal_cpu_sessions(rigs: Callable, family: str, engine: str) -> None:
     """From pictures and text to text, with every draft and combination of two, alone and in a ragged batch of five with three
     places, greedy and sampled; some end at a string that comes."""
@@ -296,8 +303,7 @@ def test_device_sessions_equal_cpu_sessions(rigs: Callable, family: str, engine:
     assert {name.partition("@")[0] for name in names} >= {"imitation", "medusa", "prompt-lookup+eagle"}
 
 
-@pytest.mark.parametrize("engine", ("onnxruntime", "device", "tensorrt", "cuda"))
-@pytest.mark.parametrize("family", FAMILIES)
+@each_value(family=FAMILIES, engine=("onnxruntime", "device", "tensorrt", "cuda"))
 def test_logits_that_are_not_finite_end_a_request(rigs: Callable, family: str, engine: str) -> None:
     not_finite(rigs(family, engine))
 
@@ -593,8 +599,7 @@ VIOLATIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("violation", VIOLATIONS, ids=lambda function: function.__name__)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_value(family=FAMILIES, violation=VIOLATIONS)
 def test_the_device_refuses(device_for: Callable, family: str, violation: Callable[[Bench], None]) -> None:
     bench = Bench(device_for(family))
     bench.bind().run()

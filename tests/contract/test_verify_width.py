@@ -23,7 +23,7 @@ from tests.support import attending_rows
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
 from tests.support.engines.width_dependent import WidthDependent
 from tests.support.lossless import Bushy, Scripted, wrong_token
-from tests.support.pairs import in_pairs
+from tests.support.pairs import each_value
 from tests.support.tiny_bundles import TinyBundle
 
 WIDTH = 8
@@ -81,7 +81,7 @@ def foreseen(session: Session, way: str, tokens: list[int], ids: list[int]) -> l
     return found.tokens
 
 
-@in_pairs(family=FAMILIES, column=COLUMNS, way=tuple(WAYS))
+@each_value(family=FAMILIES, column=COLUMNS, way=tuple(WAYS))
 def test_drafts_change_no_token(
     tiny_bundle: Callable[[str], TinyBundle], family: str, column: str, way: str
 ) -> None:
