@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -22,11 +23,18 @@ from tests.support.device_mutants import changed_logits, layered, not_finite, sa
 from tests.support.engines.recording_device import RecordingDevice
 from tests.support.engines.stream import Context, Counts
 from tests.support.engines.torch_reference import TorchReference
-from tests.support.pairs import each_value
+from tests.support.pairs import each_value, fast
 from tests.support.rig import ENGINES, FAMILIES, Rig
 from tests.support.tiny_bundles import LIGHT
 
 # --- generations ---
+
+ENQUEUEING = ("device", "tensorrt", "cuda")
+ONE_WAIT = {
+    ("t5", "tensorrt"), ("llama", "cuda"), ("vit-gpt2", "device"), ("llava-next", "cuda"), ("qwen2.5-vl", "tensorrt"),
+    ("llama-bfloat16", "device"),
+}  # fmt: skip
+"""What every run looks at."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -48,7 +56,7 @@ def test_the_trunk_runs_once_per_token_and_the_tail_once_per_cycle(rigs: Callabl
     assert not [call for call in after if call.graph in ("commit", "encoder", "cross_kv", "vision")]
 
 
-@each_value(family=FAMILIES, engine=("device", "tensorrt", "cuda"))
+@fast(("family", "engine"), [*product(FAMILIES, ENQUEUEING)], ONE_WAIT)
 def test_the_host_waits_once_for_a_cycle(
     rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,9 +266,18 @@ def holds(case: dict[str, Any]) -> bool:
 
 
 ON_DEVICES = ("device", "growing-device", "cuda", "tensorrt", "tensorrt-portable")
+SESSIONS = [
+    (family, engine)
+    for family, engine in product((*FAMILIES, *LIGHT), ON_DEVICES)
+    if holds({"family": family, "engine": engine})
+]
+SESSIONS_ONCE = {
+    *zip(("t5", "llama", "vit-gpt2", "llava-next", "qwen2.5-vl"), ON_DEVICES, strict=True),
+    *zip(LIGHT, ("tensorrt", "cuda"), strict=True),
+}
 
 
-@each_value(holds, family=(*FAMILIES, *LIGHT), engine=ON_DEVICES)
+@fast(("family", "engine"), SESSIONS, SESSIONS_ONCE)
 def test_device_sessions_equal_cpu_sessions(rigs: Callable, family: str, engine: str) -> None:
     """From pictures and text to text, with every draft and combination of two, alone and in a ragged batch of five with three
     places, greedy and sampled; some end at a string that comes."""

@@ -153,6 +153,7 @@ def test_stop_signal_is_handled_between_blocks(captioner, tmp_path, monkeypatch)
     assert np.array_equal(continued, image_rows(tmp_path / "whole.f16", captioner, 0, TRAIN[:8]))
 
 
+@pytest.mark.slow  # trainings of other recipes are resumed in every run
 def test_a_resumed_training_is_the_uninterrupted_one(tmp_path):
     assert train(tmp_path / "one", 6, START, **SMALL) == 6
     assert train(tmp_path / "two", 6, START, stop_at=3, **SMALL) == 3

@@ -179,6 +179,7 @@ def test_architectures_have_their_recipes():
         captioner_of("GPT2LMHeadModel")
 
 
+@pytest.mark.slow
 def test_drafts_of_a_captioner_learn_from_captions_only(folder, tmp_path, monkeypatch):
     """A prompt would be the beginning of a caption, so there is none, and there are no questions."""
     monkeypatch.setattr(tiny_drafts, "GenerationOptions", lambda longest: GenerationOptions(12))

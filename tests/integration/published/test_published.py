@@ -26,11 +26,17 @@ WORDS = ("what is on the table?", "a red cup and a small box", "where is it?")
 
 
 def _cases() -> list[object]:
-    return [
-        pytest.param(layout, id=layout.name, marks=pytest.mark.slow if layout.slow else ())
-        for layout in layouts()
-        if layout.draft is None
-    ]
+    """In every run one layout of each family is built, and all that are refused are."""
+    cases, built = [], set()
+    for layout in layouts():
+        if layout.draft is not None:
+            continue
+        again = layout.refused is None and layout.family in built
+        if not layout.slow and layout.refused is None:
+            built.add(layout.family)
+        marks = pytest.mark.slow if layout.slow or again else ()
+        cases.append(pytest.param(layout, id=layout.name, marks=marks))
+    return cases
 
 
 @pytest.mark.parametrize("layout", _cases())

@@ -226,6 +226,7 @@ def test_imitation_drafts_leave_room(alias: Alias, captioner: Captioner):
         assert all(s >= low for s, low in zip(found, least.get(alias.name, exits), strict=True))
 
 
+@pytest.mark.slow
 def test_drafts_reach_their_stored_figures(alias: Alias, target: Target):
     """What every draft.json states of all that the model answers, and of the bare exits, holds on other requests, within what
     so few can say."""

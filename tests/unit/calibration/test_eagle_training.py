@@ -35,7 +35,10 @@ def told(target: Target, records: RecordSet) -> RecordSet:
     return own_answers(target, records, NEW)
 
 
-@pytest.fixture(scope="module", params=["own", "shared", "trimmed"])
+@pytest.fixture(
+    scope="module",
+    params=["trimmed", *(pytest.param(head, marks=pytest.mark.slow) for head in ("own", "shared"))],
+)
 def run(
     request: pytest.FixtureRequest, target: Target, told: RecordSet, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:

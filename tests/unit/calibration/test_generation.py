@@ -263,7 +263,15 @@ def near_tie(target: Target, record: Record, ours: tuple[int, ...], theirs: tupl
     return float(best[0] - best[1]) < NEAR_TIE
 
 
-@pytest.mark.parametrize("target", KINDS, indirect=True, scope="module")
+EVERY_RUN = ("t5", "vit-gpt2", "qwen2.5-vl")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(kind, marks=() if kind in EVERY_RUN else pytest.mark.slow) for kind in KINDS],
+    indirect=True,
+    scope="module",
+)
 def test_the_runtime_answers_like_pytorch(target: Target, tmp_path: Path):
     """Every family that can be a target; more records than are decoded together, so that some wait. Every third has
     earlier turns."""

@@ -28,21 +28,27 @@ from vlmexport.runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.common.errors import ExportError
 
+from tests.support.pairs import each_value
 
-@pytest.mark.parametrize(
-    "name", ["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl"]
+WHOLE, BY_LAYER = "whole", "layer-by-layer"
+MEMORY = {WHOLE: 1 << 40, BY_LAYER: 0}
+"""Bytes that parity may take."""
+
+
+@each_value(
+    name=["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl"], memory=[*MEMORY]
 )
-@pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
-def test_correct_bundle_passes_parity(tiny_bundle: Callable, name: str, memory: int) -> None:
+def test_correct_bundle_passes_parity(tiny_bundle: Callable, name: str, memory: str) -> None:
     bundle, checkpoint = tiny_bundle(name)
     before = sorted(p.name for p in bundle.iterdir())
-    entries = check_parity(bundle, open_checkpoint(checkpoint), memory_limit=memory)
+    entries = check_parity(bundle, open_checkpoint(checkpoint), memory_limit=MEMORY[memory])
     graphs = json.loads((bundle / "manifest.json").read_text("utf-8"))["graphs"]
     compared = {e["graph"] for e in entries}
-    assert compared == set(graphs) | {"preparation"} | ({"generation"} if memory else {"first tokens"})
+    end = {"generation"} if memory == WHOLE else {"first tokens"}
+    assert compared == set(graphs) | {"preparation"} | end
     assert all(e["relative_difference"] <= e["limit"] for e in entries)
     assert all(e["values"] > 0 for e in entries)
-    assert all(e.get("streamed", False) == (memory == 0) for e in entries)
+    assert all(e.get("streamed", False) == (memory == BY_LAYER) for e in entries)
     assert sorted(p.name for p in bundle.iterdir()) == before
     parity_table(entries)
 
@@ -83,7 +89,7 @@ ONCE = ("vit-gpt2", "qwen2.5-vl")
             name,
             changes,
             memory,
-            marks=() if memory or (name in ONCE and changes is found[-1]) else pytest.mark.slow,
+            marks=() if changes is found[-1] and (memory or name in ONCE) else pytest.mark.slow,
         )
         for name, found in CONFIGURATIONS.items()
         for changes in found
@@ -109,14 +115,13 @@ def test_graphs_with_other_options_pass(tiny_bundle: Callable, name: str, change
     assert all(e["values"] > 0 for e in entries)
 
 
-@pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
-@pytest.mark.parametrize("graph", ["segment.1", "head", "encoder", "cross_kv"])
-def test_a_wrong_weight_fails(tiny_bundle: Callable, tmp_path: Path, graph: str, memory: int) -> None:
+@each_value(graph=["segment.1", "head", "encoder", "cross_kv"], memory=[*MEMORY])
+def test_a_wrong_weight_fails(tiny_bundle: Callable, tmp_path: Path, graph: str, memory: str) -> None:
     source, checkpoint = tiny_bundle("blip2-t5")
     bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
     _spoil(bundle, graph)
     with pytest.raises(ExportError, match=rf"parity failed: {graph} differs from torch by "):
-        check_parity(bundle, open_checkpoint(checkpoint), generation=False, memory_limit=memory)
+        check_parity(bundle, open_checkpoint(checkpoint), generation=False, memory_limit=MEMORY[memory])
 
 
 def _spoil(bundle: Path, graph: str) -> None:

@@ -78,7 +78,7 @@ def test_skipped_sublayers_folder_is_validated(tmp_path: Path) -> None:
             open_draft(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["llama", "blip2-t5"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("blip2-t5", marks=pytest.mark.slow)])
 def test_a_bundle_holds_every_weight_once_and_is_compared(kind: str, tmp_path: Path) -> None:
     """The graph has what is left, and nothing else; the weights file is that of a bundle without it. `verify` needs no
     folder: the manifest says what the graph is."""

@@ -76,6 +76,7 @@ def test_every_graph_gets_a_plan(tiny_bundle: Callable, tmp_path: Path, name: st
     assert not list(bundle.glob(".trt-*"))
 
 
+@pytest.mark.slow  # tests/contract/test_graphs.py looks for it in tiny ones
 def test_the_bundled_model_has_fused_attention(tmp_path: Path) -> None:
     from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 

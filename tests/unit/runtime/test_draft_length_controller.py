@@ -24,6 +24,8 @@ from vlmexport.runtime.speedup.budget import NOTHING, Budget
 from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.predict import ChainCounts, TreeGain
 
+from tests.support.pairs import each_value
+
 LEAST = 1 / (1 + LOSS)
 """Speed of a request that lost all it may."""
 MOST = Budget.chain(10)
@@ -122,8 +124,7 @@ def test_a_draft_that_is_always_wrong_costs_at_most_three_percent(name: str):
             assert total(found).speedup >= 0.985, "only probes are left"
 
 
-@EVERY
-@pytest.mark.parametrize("alpha", [0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97])
+@each_value(name=[*TABLES], alpha=[0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97])
 def test_steady_acceptance_gains_what_the_best_fixed_length_gains(name: str, alpha: float):
     table = TABLES[name]
     outcomes = lambda: [drawn(lambda at: alpha, seed) for seed in range(40)]  # noqa: E731

@@ -21,6 +21,7 @@ from vlmexport.runtime.sampling.verify import verify_sampled
 from vlmexport.runtime.speedup.stats import Stats
 
 from tests.support.outcomes import exact_law
+from tests.support.pairs import each_value
 from tests.support.toy_drafts import DRAFTS, Toy, law_of_last_two
 from tests.support.wrong_laws import MUTANTS, left_over_uniforms
 
@@ -51,8 +52,7 @@ def distance(law: dict, other: dict) -> float:
     return max(abs(float(law.get(key, 0) - other.get(key, 0))) for key in {*law, *other})
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("way", SAMPLINGS)
+@each_value(draft=[*DRAFTS], way=[*SAMPLINGS])
 def test_a_draft_does_not_change_the_law(draft: str, way: str) -> None:
     given, case = toy(way), DRAFTS[draft]
     found, wanted = exact_law(lambda: given.run(case)), given.plain_law()

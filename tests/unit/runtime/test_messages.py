@@ -72,7 +72,7 @@ CONTENTS = st.one_of(
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_text_is_written_in_order_or_refused(name: str, data: st.DataObject) -> None:
     roles = data.draw(

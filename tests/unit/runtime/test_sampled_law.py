@@ -15,6 +15,7 @@ import pytest
 from vlmexport.runtime.sampling.sampler import Sampling
 from vlmexport.runtime.speedup.stats import Stats
 
+from tests.support.pairs import fast
 from tests.support.toy import PROMPT
 from tests.support.toy_drafts import DRAFTS, Case, Toy, law_of_last_two
 from tests.support.wrong_laws import NAMED
@@ -69,7 +70,7 @@ def test_g_test_tail_matches_tables() -> None:
         assert chi_square_tail(value, freedom) == pytest.approx(0.01, rel=0.02)
 
 
-@pytest.mark.parametrize("draft", ARMS)
+@fast(("draft",), [(name,) for name in ARMS], {("heads, either",), ("on-trunk, drawn",)})
 def test_drawn_tokens_have_the_law_of_the_target(draft: str) -> None:
     given = toy()
     found = texts(given, DRAFTS[draft])
