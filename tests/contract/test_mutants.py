@@ -35,6 +35,7 @@ from tests.support import skipped_mutants as skipped
 from tests.support import tensorrt_mutants as plans
 from tests.support import vispec_mutants as vispec
 from tests.support import vispec_sessions as sessions
+from tests.support.pairs import fast
 from tests.support.rig import Rig
 from tests.support.rows import ROWS
 from tests.support.wrong_verify import padded_with_0
@@ -927,34 +928,25 @@ CASES = [
 ]
 ONCE = {
     (name, mutant.families[turn % len(mutant.families)], list(mutant.guards)[turn % len(mutant.guards)])
-    for name, mutant in MUTANTS.items()
-    for turn in range(max(len(mutant.families), len(mutant.guards)))
+    for turn, (name, mutant) in enumerate(MUTANTS.items())
 }
-"""Each guard and each family of a mutant: what every run tries; `make test-all` has the product."""
+"""One guard of each mutant, families and guards in turn: what every run tries; `make test-all` has the product."""
 
 
-@pytest.mark.parametrize(
-    ("mutant", "family", "guard"),
-    [pytest.param(*case, marks=() if case in ONCE else pytest.mark.slow) for case in CASES],
-)
-def test_the_suite_catches(rigs: Callable, monkeypatch: Patch, mutant: str, family: str, guard: str) -> None:
+@fast(("mutant", "family", "guard"), CASES, ONCE)
+def test_mutant_is_killed(rigs: Callable, monkeypatch: Patch, mutant: str, family: str, guard: str) -> None:
     with monkeypatch.context() as patch:
         MUTANTS[mutant].plant(patch)
         with pytest.raises((AssertionError, *MUTANTS[mutant].refused_by)):
             MUTANTS[mutant].guards[guard](rigs, family)
 
 
-WITHOUT = {(family, guard) for _, family, guard in ONCE}
+GUARDS = sorted({(family, guard) for _, family, guard in CASES})
+GUARDS_ONCE = {(family, guard) for _, family, guard in ONCE}
 
 
-@pytest.mark.parametrize(
-    ("family", "guard"),
-    [
-        pytest.param(*case, marks=() if case in WITHOUT else pytest.mark.slow)
-        for case in sorted({(family, guard) for _, family, guard in CASES})
-    ],
-)
-def test_the_same_guards_pass_without_a_mutant(rigs: Callable, family: str, guard: str) -> None:
+@fast(("family", "guard"), GUARDS, GUARDS_ONCE)
+def test_guards_pass_without_a_mutant(rigs: Callable, family: str, guard: str) -> None:
     meant = [m.guards[guard] for m in MUTANTS.values() if family in m.families and guard in m.guards]
     for each in dict.fromkeys(meant):
         each(rigs, family)

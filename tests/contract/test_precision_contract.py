@@ -71,7 +71,7 @@ def requests(tiny: TinyBundle, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_what_is_bound_is_narrow(session: Session) -> None:
+def test_bound_buffers_are_narrow(session: Session) -> None:
     engine, manifest = session.decoder.engine, session.bundle.manifest
     assert engine.dtype("segment.0", "key_cache.0") == manifest.cache_dtype == "float16"
     assert engine.dtype("embed", "embedding_table") == "float16"

@@ -23,7 +23,7 @@ from tests.support import attending_rows
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
 from tests.support.engines.width_dependent import WidthDependent
 from tests.support.lossless import Bushy, Scripted, wrong_token
-from tests.support.pairs import in_pairs
+from tests.support.pairs import each_value
 from tests.support.tiny_bundles import TinyBundle
 
 WIDTH = 8
@@ -81,7 +81,7 @@ def foreseen(session: Session, way: str, tokens: list[int], ids: list[int]) -> l
     return found.tokens
 
 
-@in_pairs(family=FAMILIES, column=COLUMNS, way=tuple(WAYS))
+@each_value(family=FAMILIES, column=COLUMNS, way=tuple(WAYS))
 def test_drafts_change_no_token(
     tiny_bundle: Callable[[str], TinyBundle], family: str, column: str, way: str
 ) -> None:
@@ -91,7 +91,7 @@ def test_drafts_change_no_token(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_it_they_do(tiny_bundle: Callable[[str], TinyBundle], way: str) -> None:
+def test_without_verify_width_tokens_differ(tiny_bundle: Callable[[str], TinyBundle], way: str) -> None:
     """The engine is what the tests need."""
     with opened(tiny_bundle("llama-two-cuts"), width=None) as session:
         plain = plainly(session, prompt())
@@ -184,7 +184,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_seeded_errors_are_seen(
+def test_seeded_errors_are_detected(
     tiny_bundle: Callable[[str], TinyBundle], monkeypatch: pytest.MonkeyPatch, mutant: str
 ) -> None:
     plant, way, length = MUTANTS[mutant]
