@@ -136,7 +136,7 @@ class Meter:
 
 def places() -> list[tuple[Any, str, str]]:
     """What is wrapped to measure parts: owner, name and part."""
-    from vlmexport.runtime.decoder.forward_pass import Decoder
+    from vlmexport.runtime.decoder.decoder import Decoder
     from vlmexport.runtime.decoder.logits import TargetLogits
     from vlmexport.runtime.drafts.imitation.self_draft import SelfDraft
     from vlmexport.runtime.engines.onnxruntime import _BoundCall

@@ -25,7 +25,7 @@ from .masks import relations
 from .token_tree import TokenTree
 
 if TYPE_CHECKING:
-    from .forward_pass import Decoder, ForwardPass
+    from .decoder import Decoder, ForwardPass
 
 INT64 = DTYPES["int64"]
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from .decoder import ForwardPass
     from .embedding import Embedding
     from .encoder import Encoder
-    from .forward_pass import ForwardPass
     from .masks import CausalMask
 
 ChainStep = Callable[[Sequence[int] | None, int], None]

@@ -20,7 +20,7 @@ from ..speculative.proposer import Proposer
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decoder.forward_pass import Decoder, ForwardPass
+    from ..decoder.decoder import Decoder, ForwardPass
     from ..decoder.logits import TargetLogits
     from ..engines.base import Call, View
     from ..speculative.sequence import Sequence

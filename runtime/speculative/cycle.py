@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common.errors import NumericsError
-from ..decoder.forward_pass import Decoder
+from ..decoder.decoder import Decoder
 from ..decoder.logits import TargetLogits, not_finite
 from ..decoder.token_tree import TokenTree
 from ..policy.base import allot_batch

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from vlmexport.runtime.common.errors import DeviceError, NumericsError, PromptError
 from vlmexport.runtime.decoder import masks
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.encoder import Encoder
-from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 from vlmexport.runtime.decoder.masks import CausalMask, Seen
 from vlmexport.runtime.decoder.token_tree import TokenTree

@@ -15,8 +15,8 @@ from vlmexport.runtime.bundle.folder import read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, CapacityError, OptionError
-from vlmexport.runtime.decoder import forward_pass
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder import decoder as decoder_module
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 
 from tests.support import attending_rows
@@ -171,7 +171,7 @@ def growing_cache(patch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any, static: bool, **options: Any) -> KVArena:
         return KVArena(*args, **options)
 
-    patch.setattr(forward_pass, "KVArena", wrong)
+    patch.setattr(decoder_module, "KVArena", wrong)
 
 
 MUTANTS = {

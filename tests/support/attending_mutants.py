@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.device.draft_chain import Sent
-from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 from vlmexport.runtime.drafts.imitation.with_attention import Attending
 

@@ -11,11 +11,11 @@ import pytest
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.bundle.text_layout import CONTEXT
 from vlmexport.runtime.common.errors import NumericsError
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.device import logits_processors
 from vlmexport.runtime.decoder.device.logits_processors import DeviceLogitsProcessors
 from vlmexport.runtime.decoder.device_cycle import ArgmaxResult, OnDevice
 from vlmexport.runtime.decoder.embedding import Embedding
-from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 from vlmexport.runtime.decoder.logits import TargetLogits
 from vlmexport.runtime.decoder.token_tree import TokenTree

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...bundle.manifest import DraftInfo
 from ...common.errors import BundleError
-from ...decoder.forward_pass import Decoder
+from ...decoder.decoder import Decoder
 from ...decoder.logits import TargetLogits
 from ...engines.base import DTYPES, Call, View
 from ...engines.buffers import HostBuffer
