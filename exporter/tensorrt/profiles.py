@@ -9,7 +9,7 @@ from ...runtime.bundle.interfaces import DRAFT_LAYERS
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.common.errors import ExportError
-from ...runtime.decoder.decoder import PREFILL_WIDTH
+from ...runtime.decoder.forward_pass import PREFILL_WIDTH
 from ...runtime.decoder.kv_cache import cache_len_step
 from ...runtime.engines.device import ALIGNMENT
 from ...runtime.images.processors import tiles

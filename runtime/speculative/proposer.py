@@ -17,8 +17,8 @@ from ..sampling.verify import Verdict
 from ..speedup.budget import Budget
 
 if TYPE_CHECKING:
-    from ..decoder.decoder import ForwardPass
     from ..decoder.device.draft_chain import DeviceChain
+    from ..decoder.forward_pass import ForwardPass
     from ..engines.base import Call, View
     from .sequence import Sequence
 

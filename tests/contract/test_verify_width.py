@@ -154,11 +154,12 @@ def _unpadded(name: str) -> Callable[[pytest.MonkeyPatch], None]:
         real = getattr(Decoder, name)
 
         def wrong(self: Any, *args: Any) -> Any:
-            width, self.verify_width = self.verify_width, None
+            passes = self.passes
+            width, passes.verify_width = passes.verify_width, None
             try:
                 return real(self, *args)
             finally:
-                self.verify_width = width
+                passes.verify_width = width
 
         patch.setattr(Decoder, name, wrong)
 
@@ -217,7 +218,7 @@ def test_limits(tiny_bundle: Callable[[str], TinyBundle]) -> None:
         "what plans are tuned for"
     )
     with Session.load(bundle.with_verify_width(4), verify_width=0) as session:
-        assert session.decoder.verify_width is None
+        assert session.decoder.passes.verify_width is None
     with pytest.raises(BundleError, match=r"verify_width': 21 .*max_width \(20\)"):
         Manifest.from_dict({**read_manifest(bundle.path / "manifest.json"), "verify_width": 21})
 

@@ -15,8 +15,8 @@ from tests.support.engines.recording_device import RecordingDevice
 def spoil_scratch(decoder: Decoder, device: RecordingDevice | Asked) -> None:
     """From now on the device overwrites what `decoder` has given up, as soon as it has."""
     arenas = [decoder.arena]
-    if decoder._encoder is not None:
-        arenas.append(decoder._encoder.arena)
+    if decoder.encoder is not None:
+        arenas.append(decoder.encoder.arena)
 
     def spoil(arena: KVArena, row: int, lengths: Sequence[int]) -> None:
         if lengths:

@@ -19,8 +19,8 @@ import numpy as np
 
 from ...common.errors import BundleError
 from ...common.foreign_errors import raise_if_foreign
-from ...decoder.decoder import PREFILL_STEP, PREFILL_WIDTH
 from ...decoder.device.draft_chain import DeviceChain
+from ...decoder.forward_pass import PREFILL_STEP, PREFILL_WIDTH
 from ...decoder.logits import not_finite
 from ...decoder.token_tree import TokenTree
 from ...engines.base import DTYPES, Call, View
