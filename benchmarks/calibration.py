@@ -32,8 +32,8 @@ from typing import Any
 
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.runtime import Bundle, Session
-from vlmexport.runtime.bundle.folder import store_costs
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.manifest_changes import store_costs
 from vlmexport.runtime.bundle.stored_costs import StoredChoice, default_costs
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable

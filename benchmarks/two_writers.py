@@ -37,7 +37,7 @@ SEEN = {
 
 def change(bundle: Path, writer: str, rng: random.Random) -> int:
     """What one process stores; its exit status."""
-    from vlmexport.runtime.bundle.folder import store_costs
+    from vlmexport.runtime.bundle.manifest_changes import store_costs
 
     for number in range(CHANGES):
         if number % 2:

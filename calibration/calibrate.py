@@ -70,7 +70,8 @@ def calibrate(
     Every draft decodes the requests; what then looks best is decoded beside plain decoding. One half of the requests
     chooses, the other half says what to expect. Requests are decoded greedily. What drafts accept above temperature 0, by any --draft-sampling, is not measured.
     """
-    from ..runtime.bundle.folder import Bundle, check_writable, store_costs
+    from ..runtime.bundle.folder import Bundle
+    from ..runtime.bundle.manifest_changes import check_writable, store_costs
     from ..runtime.commands.output import console, print_json
     from ..runtime.commands.progress import showing
     from ..runtime.common.errors import OptionError
@@ -221,7 +222,7 @@ def read_requests(
 
 def _document(path: Path) -> dict[str, Any]:
     """A report of another device, or the manifest of a bundle. Raises `OptionError`."""
-    from ..runtime.bundle.folder import MANIFEST, read_manifest
+    from ..runtime.bundle.manifest_file import MANIFEST, read_manifest
     from ..runtime.common.errors import BundleError, OptionError
 
     if not path.exists():

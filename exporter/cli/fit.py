@@ -67,7 +67,8 @@ def _manifest(
     what: str, draft_layer: int | None, max_length: int | None, batch: int
 ) -> tuple[Manifest, int | None]:
     """Of a bundle; of a model, as a build would write it. And the most tokens that a sequence can have."""
-    from ...runtime.bundle.folder import MANIFEST, Bundle
+    from ...runtime.bundle.folder import Bundle
+    from ...runtime.bundle.manifest_file import MANIFEST
     from ..common.published_shapes import planned, published
 
     if (Path(what) / MANIFEST).is_file():

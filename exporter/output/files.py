@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ...runtime.bundle.checksum import manifest_text
-from ...runtime.bundle.folder import MANIFEST
 from ...runtime.bundle.manifest import FileInfo, Manifest
+from ...runtime.bundle.manifest_file import MANIFEST
+from ...runtime.bundle.seal import manifest_text
 from ...runtime.common.atomic_files import atomic_write
 
 Progress = Callable[[str, int, int], None]

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from ...runtime.bundle.folder import MANIFEST, is_own, locked, read_manifest
 from ...runtime.bundle.manifest import FORMAT
+from ...runtime.bundle.manifest_changes import is_own, locked
+from ...runtime.bundle.manifest_file import MANIFEST, read_manifest
 from ...runtime.commands.output import size
 from ...runtime.common.errors import BundleError, ExportError, OptionError
 from ...runtime.common.foreign_errors import raise_if_foreign

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.float32_view import as_float32
-from ...runtime.bundle.folder import MANIFEST, Bundle, read_manifest
+from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.bundle.manifest_file import MANIFEST, read_manifest
 from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.bundle.folder import MANIFEST, Bundle, read_manifest
+from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.bundle.manifest_file import MANIFEST, read_manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.common.errors import ExportError, OptionError
 from ..output import check_space, replaced_folder, write_manifest

@@ -58,7 +58,8 @@ def bench(
     as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure plain against speculative decoding, with the bound that the graphs allow."""
-    from ..bundle.folder import Bundle, check_writable, store_costs
+    from ..bundle.folder import Bundle
+    from ..bundle.manifest_changes import check_writable, store_costs
     from ..common.atomic_files import check_folder, write_file
     from ..common.errors import OptionError
     from ..families import get_family

@@ -23,7 +23,8 @@ def log_bundle(bundle: Bundle, check: Check, seconds: float) -> None:
     """What is in a bundle that was opened, and what of it was compared."""
     if not log.isEnabledFor(logging.DEBUG):
         return
-    from ..bundle.folder import MANIFEST, SMALL, read_manifest
+    from ..bundle.folder import SMALL
+    from ..bundle.manifest_file import MANIFEST, read_manifest
 
     manifest = bundle.manifest
     files = manifest.files.values()

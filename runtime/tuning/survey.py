@@ -103,7 +103,7 @@ def calibrate(
     session: Session, requests: Requests, data: str | None, *, minutes: float = MINUTES, **options: Any
 ) -> dict[str, Any]:
     """Measure and choose; nothing is written. The report's `costs` and `acceptance` are entries for the manifest
-    (`bundle.folder.store_costs`); schema: `schemas/calibrate-1.json`.
+    (`bundle.manifest_changes.store_costs`); schema: `schemas/calibrate-1.json`.
 
     `minutes`: after which no further request is decoded, see `MINUTES`; all else as for `Calibration`, which raises
     `OptionError`.

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from vlmexport.exporter.tensorrt.profiles import Sizes
 from vlmexport.runtime import Session
-from vlmexport.runtime.bundle.folder import read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.manifest_file import read_manifest
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, CapacityError, OptionError
 from vlmexport.runtime.decoder import decoder as decoder_module

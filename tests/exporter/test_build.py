@@ -36,7 +36,8 @@ from vlmexport.exporter.pipeline.checks import SPARE_BYTES, estimated_bytes
 from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.exporter.pipeline.text import describe_text
 from vlmexport.runtime import Session
-from vlmexport.runtime.bundle.folder import Bundle, store_costs
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest_changes import store_costs
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import (
     ExportError,

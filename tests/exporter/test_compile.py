@@ -24,7 +24,8 @@ from vlmexport.exporter.tensorrt.builder import BuiltPlan
 from vlmexport.exporter.tensorrt.compile import compile_bundle
 from vlmexport.exporter.tensorrt.graph_copy import GraphCopy
 from vlmexport.exporter.tensorrt.network import NetworkSummary
-from vlmexport.runtime.bundle.folder import Bundle, store_costs
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest_changes import store_costs
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import ExportError
 

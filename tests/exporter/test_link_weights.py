@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.pipeline.dry_run import dry_run
-from vlmexport.runtime.bundle.folder import Bundle, read_manifest, reseal
+from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.manifest_changes import reseal
+from vlmexport.runtime.bundle.manifest_file import read_manifest
 from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
 

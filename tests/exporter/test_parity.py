@@ -24,8 +24,9 @@ from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import FLOOR, SHARE, Tally
 from vlmexport.runtime.bundle.float32_view import as_float32
-from vlmexport.runtime.bundle.folder import MANIFEST, Bundle, read_manifest
+from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.manifest_file import MANIFEST, read_manifest
 from vlmexport.runtime.common.errors import ExportError
 
 

@@ -17,10 +17,10 @@ from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity import check_parity, reference
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.pipeline.dry_run import dry_run
-from vlmexport.runtime.bundle.checksum import manifest_text
 from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.seal import manifest_text
 from vlmexport.runtime.common.bfloat16 import bfloat16_bits, lowest, widen
 from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.decoder.masks import CausalMask, encoder_mask

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle import folder as bundle_module
+from vlmexport.runtime.bundle import manifest_file
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import BundleError, OptionError
 
@@ -210,7 +211,7 @@ def test_progress_counts_every_byte(folder: Path) -> None:
 
 
 def test_a_manifest_of_absurd_size_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_module, "MANIFEST_LIMIT", 100)
+    monkeypatch.setattr(manifest_file, "MANIFEST_LIMIT", 100)
     with pytest.raises(BundleError, match="a manifest has at most 100"):
         Bundle.open(folder)
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from vlmexport.runtime import Session
+from vlmexport.runtime.bundle import file_checks
 from vlmexport.runtime.bundle import folder as bundle_module
-from vlmexport.runtime.bundle.checksum import checksum, manifest_text, sealed
-from vlmexport.runtime.bundle.folder import Bundle, store_costs
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest_changes import store_costs
+from vlmexport.runtime.bundle.seal import checksum, manifest_text, sealed
 from vlmexport.runtime.bundle.verified_cache import record_path
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, OptionError
@@ -173,13 +175,14 @@ def test_every_flipped_bit_of_the_weights_is_found_on_request(folder: Path) -> N
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     compared: list[str] = []
-    compare = Bundle._compare
+    compare = file_checks.compare_checksum
 
-    def count(self: Bundle, name: str, *rest: Any) -> Any:
-        compared.append(name)
-        return compare(self, name, *rest)
+    def count(path: Path, *rest: Any) -> Any:
+        compared.append(path.name)
+        return compare(path, *rest)
 
-    monkeypatch.setattr(Bundle, "_compare", count)
+    for module in (file_checks, bundle_module):  # where it is looked up
+        monkeypatch.setattr(module, "compare_checksum", count)
     return compared
 
 

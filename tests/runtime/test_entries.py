@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vlmexport.runtime.bundle.folder import Bundle, store_costs
+from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.manifest_changes import store_costs
 from vlmexport.runtime.bundle.stored_acceptance import stored_acceptance
 from vlmexport.runtime.bundle.stored_costs import every_costs
 from vlmexport.runtime.bundle.stored_entries import check_report

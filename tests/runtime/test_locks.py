@@ -19,11 +19,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from vlmexport.runtime.bundle import folder as bundle_module
-from vlmexport.runtime.bundle.folder import (
+from vlmexport.runtime.bundle import manifest_changes
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest_changes import (
     LOCK,
     UNFINISHED,
-    Bundle,
     change_manifest,
     locked,
     reseal,
@@ -172,7 +172,7 @@ def test_errors_name_the_file_and_leave_nothing(tmp_path: Path) -> None:
 WRITER = """
 import json, sys
 from pathlib import Path
-from vlmexport.runtime.bundle.folder import reseal, store_costs
+from vlmexport.runtime.bundle.manifest_changes import reseal, store_costs
 bundle, name = Path(sys.argv[1]), sys.argv[2]
 for number in range(60):
     store_costs(bundle, [{"machine": f"{name}{number}", "threads": 1}])
@@ -256,7 +256,7 @@ def test_a_writer_waits_for_the_folder_that_takes_the_place(bundle: Path) -> Non
 def test_a_folder_that_is_read_only_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(bundle / LOCK))
     before = (bundle / "manifest.json").read_bytes()
-    monkeypatch.setattr(bundle_module, "alone", Mock(side_effect=error))  # root may write anywhere
+    monkeypatch.setattr(manifest_changes, "alone", Mock(side_effect=error))  # root may write anywhere
     with pytest.raises(
         OptionError, match=r"cannot be written \(Permission denied\); save into a copy of the bundle"
     ):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.bundle.checksum import manifest_text
+from vlmexport.runtime.bundle.seal import manifest_text
 from vlmexport.runtime.common.errors import NumericsError
 from vlmexport.runtime.session.session import Session
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vlmexport.runtime.bundle.checksum import manifest_text
 from vlmexport.runtime.bundle.operators import ACTIVATIONS, STRUCTURE, refuse
+from vlmexport.runtime.bundle.seal import manifest_text
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError
 

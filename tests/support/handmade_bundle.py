@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from vlmexport.runtime.bundle.checksum import sealed
 from vlmexport.runtime.bundle.interfaces import interface
 from vlmexport.runtime.bundle.manifest import (
     DecoderInfo,
@@ -19,6 +18,7 @@ from vlmexport.runtime.bundle.manifest import (
     TensorInfo,
     TextInfo,
 )
+from vlmexport.runtime.bundle.seal import sealed
 
 WORDS = [
     "a", "the", "cup", "red", "blue", "table", "on", "robot", "is", "stands", "describe", "scene", "left", "right",

@@ -12,7 +12,7 @@ import torch
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity.generation import NEAR_TIE, first_difference
 from vlmexport.exporter.pipeline.generation import describe_generation, generation_config
-from vlmexport.runtime.bundle.checksum import manifest_text
+from vlmexport.runtime.bundle.seal import manifest_text
 
 
 def asking(checkpoint: Path, bundle: Path, folder: Path, **settings: Any) -> tuple[Path, Path]:

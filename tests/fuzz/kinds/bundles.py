@@ -94,7 +94,7 @@ def _change(bundle: Path, chosen: str, rng: random.Random) -> None:
 
 
 def _change_signed(bundle: Path, chosen: str, rng: random.Random) -> None:
-    from vlmexport.runtime.bundle.checksum import manifest_text
+    from vlmexport.runtime.bundle.seal import manifest_text
 
     path, manifest = bundle / chosen, bundle / "manifest.json"
     document = json.loads(manifest.read_bytes())

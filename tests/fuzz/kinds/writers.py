@@ -85,7 +85,7 @@ class Seeds:
 
 def _change(kind: str, bundle: Path, entry: dict[str, Any], seen: dict[str, Any]) -> Callable[[], object]:
     def change() -> None:
-        from vlmexport.runtime.bundle.folder import reseal, store_costs
+        from vlmexport.runtime.bundle.manifest_changes import reseal, store_costs
 
         if kind == "reseal":
             reseal(bundle)
