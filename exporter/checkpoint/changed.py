@@ -24,7 +24,7 @@ from .hub import SMALL
 from .tensors import INDEX, SINGLE
 
 if TYPE_CHECKING:
-    from .load import Checkpoint
+    from .checkpoint import Checkpoint
 
 FILE = "trained_from.json"
 RECIPE = "recipe.json"

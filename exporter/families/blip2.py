@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...runtime.common.errors import UnsupportedModelError
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from .common.base import Family, ReferencePrompt
 from .languages import language_for
 from .vision.blip import BlipVision

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ...runtime.common.errors import InputError
 from ...runtime.text.messages import check_messages, readable
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from .common.base import Family, ReferencePrompt
 from .languages import language_for
 

@@ -10,7 +10,7 @@ from ...runtime.families.base import image_list
 from ...runtime.families.chat import placed
 from ...runtime.families.llava import pictures
 from ...runtime.text.messages import readable
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from .common.base import Family, ReferencePrompt, processor_surrounds
 from .languages.llama import LlamaLanguage
 from .vision.clip import ClipVision

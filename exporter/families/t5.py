@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...runtime.common.errors import InputError
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from .common.base import Family, ReferencePrompt
 from .languages.t5 import T5Language
 

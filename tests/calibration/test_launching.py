@@ -36,7 +36,7 @@ from vlmexport.calibration.common.processes import (
 )
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.objectives import objective_for
-from vlmexport.calibration.targets.target import find_device
+from vlmexport.calibration.targets.devices import find_device
 from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts import open_draft

@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.hooks import ATTENTION, export_hooks
 from ...graphs.meta_model import hollow_model, signature
 from ...graphs.retype import WIDE_RESIDUAL
 from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
-from ..common.base import DecoderShape, GraphSpec, Parts, check_common
+from ..common.base import DecoderShape, GraphSpec, Parts
+from ..common.config_checks import check_common
 from ..common.decoder_graphs import (
     FinalNorm,
     Named,

@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
 from ...graphs.traced_module import TraceInput, trace
 from ...graphs.weights import WeightStore

@@ -11,7 +11,7 @@ from transformers.models.llama import modeling_llama
 
 from ....runtime.bundle.interfaces import positions_shape
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.caches import LayerCache
 from ...graphs.hooks import export_hooks, rotary_angles
 from ...graphs.traced_module import TraceInput, trace

@@ -17,7 +17,7 @@ from transformers import T5ForConditionalGeneration
 from transformers.models.t5 import modeling_t5
 
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
 from ...graphs.composer import Composer
 from ...graphs.hooks import export_hooks
