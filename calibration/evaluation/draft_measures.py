@@ -10,9 +10,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ...exporter.drafts import KINDS, draft_kind, open_draft
+from ...exporter.drafts import KINDS, draft_kind
 from ...exporter.drafts.common.base import SelfDraft
 from ...exporter.drafts.eagle.layer_draft import LayerDraft
+from ...exporter.drafts.folders import open_draft
 from ...exporter.drafts.imitation.imitation import ImitationDraft
 from ...exporter.drafts.layer_skip import DraftAndVerify
 from ...exporter.drafts.medusa.medusa import MedusaDraft

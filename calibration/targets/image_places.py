@@ -9,7 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...exporter.families.common.base import Family, ReferencePrompt
+from ...exporter.families.common.base import Family
+from ...exporter.families.common.parts import ReferencePrompt
 from ...exporter.families.common.reference import decoder_prefix
 
 Span: TypeAlias = "tuple[int, int, int]"

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ...exporter.checkpoint.origin import Origin
 from ...exporter.checkpoint.whole import load_whole
-from ...exporter.families.common.base import DecoderShape, Family, ReferencePrompt
+from ...exporter.families.common.base import Family
+from ...exporter.families.common.parts import DecoderShape, ReferencePrompt
 from ...exporter.families.common.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
 from ...exporter.pipeline.generation import describe_generation
@@ -170,7 +172,8 @@ class Target:
 
     def changing(self) -> ChangingDecoder:
         """The part of this model that a joint training changes, in place."""
-        return ChangingDecoder(self)
+        origin = Origin(self.name, self.fingerprint, self.checkpoint.default_prompt)
+        return ChangingDecoder(self.checkpoint, self.model, self.family.parts(self.model), origin)
 
     def rows(
         self, records: Sequence[Record], layers: Sequence[int], first: bool = False

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from ...exporter.drafts import open_draft
 from ...exporter.drafts.common.base import Draft
+from ...exporter.drafts.folders import open_draft
 from ...exporter.output import whole_folder
 from ...exporter.output.leftovers import remove_leftovers
 from ...runtime.common.errors import DivergedError

@@ -17,10 +17,10 @@ from ...runtime.common.foreign_errors import raise_if_foreign
 from ..common.aliases import Alias
 from ..common.one_line import first_line
 from .adapter import Adapter
-from .changed import Origin
 from .hub import download
 from .merging import Merger
 from .names import StoredNames, hollow_names
+from .origin import Origin
 from .quantized import check_weights
 from .tensors import TensorFiles
 

@@ -84,7 +84,7 @@ def open_checkpoint(
     tensors = tensors or TensorFiles(folder, named_weights(config))
     found = Checkpoint(source, folder, config, tensors, alias, hub_id)
     if merged is not None:
-        found.merger = Merger(merged, found)
+        found.merger = Merger(merged, found.model_class, found.config)
         found.merge_adapter()
     return found
 

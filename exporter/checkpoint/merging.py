@@ -27,18 +27,18 @@ from .peft_model import ACTIVE, attach_adapter, base_module, changed_modules, qu
 from .tensors import Place, TensorFiles
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint
+    from transformers import PreTrainedConfig
 
 
 class Merger:
     """An adapter in a model without memory, which merges one module at a time."""
 
-    def __init__(self, adapter: Adapter, checkpoint: Checkpoint) -> None:
-        """Raises OptionError without peft, ExportError for an adapter that does not fit the model, UnsupportedModelError for
+    def __init__(self, adapter: Adapter, model_class: Any, config: PreTrainedConfig) -> None:
+        """Of a checkpoint's class in transformers and its configuration. Raises OptionError without peft, ExportError for an adapter that does not fit the model, UnsupportedModelError for
         one that cannot be merged."""
         need_extra("adapter", "`--adapter`")
         self.adapter = adapter
-        model = hollow_names(checkpoint.model_class, checkpoint.config)
+        model = hollow_names(model_class, config)
         self._tied = tied_names(model)
         _fill(model)
         self._hollow = dict(model.named_parameters())

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from ...runtime.common.errors import UnsupportedModelError
 from ..checkpoint.checkpoint import Checkpoint
-from .common.base import Family, ReferencePrompt
+from .common.base import Family
+from .common.parts import ReferencePrompt
 from .languages import language_for
 from .vision.blip import BlipVision
 

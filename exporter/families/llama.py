@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from ...runtime.common.errors import InputError
 from ...runtime.text.messages import check_messages, readable
 from ..checkpoint.checkpoint import Checkpoint
-from .common.base import Family, ReferencePrompt
+from .common.base import Family
+from .common.parts import ReferencePrompt
 from .languages import language_for
 
 

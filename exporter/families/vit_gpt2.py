@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from ...runtime.common.errors import InputError, UnsupportedModelError
 from ..checkpoint.checkpoint import Checkpoint
-from .common.base import Family, ReferencePrompt
+from .common.base import Family
+from .common.parts import ReferencePrompt
 from .languages.gpt2 import GPT2Language
 from .vision.vit import ViTVision
 

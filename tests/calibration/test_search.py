@@ -20,7 +20,7 @@ from vlmexport.calibration.evaluation.skipped import Chains, chains, known, repl
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, search, starts
 from vlmexport.calibration.targets.layer_weights import Weights
 from vlmexport.calibration.targets.target import Target
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
 from vlmexport.exporter.families.common.layer_skip import Sublayers, disregarded
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle

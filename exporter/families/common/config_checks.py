@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....runtime.common.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    pass
 
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 

@@ -17,8 +17,8 @@ from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
 from ...graphs.traced_module import TraceInput, trace
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec
 from ..common.decoder_graphs import Prologue, build_cross_kv
+from ..common.parts import GraphSpec
 from .base import Language, learned_positions, per_layer
 
 

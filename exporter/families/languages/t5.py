@@ -23,9 +23,9 @@ from ...graphs.composer import Composer
 from ...graphs.hooks import export_hooks
 from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
-from ..common.base import DecoderShape, GraphSpec
 from ..common.decoder_graphs import build_cross_kv
 from ..common.embedding_names import shared_tensor
+from ..common.parts import DecoderShape, GraphSpec
 from .base import Language, per_layer
 
 TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

@@ -20,8 +20,8 @@ from ...graphs.hooks import ATTENTION
 from ...graphs.meta_model import hollow_model, signature
 from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec
 from ..common.config_checks import single_layer
+from ..common.parts import GraphSpec
 
 
 class Vision:

@@ -20,8 +20,8 @@ from ....runtime.images.tiles import Tiling
 from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.composer import Composer
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec
 from ..common.images import canvas_list, tiled_image
+from ..common.parts import GraphSpec
 from .base import Calls
 from .clip import ClipVision
 

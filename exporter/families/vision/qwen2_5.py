@@ -26,9 +26,9 @@ from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.composer import Composer
 from ...graphs.hooks import attend, attention, attention_named, replaced, rotary
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec
 from ..common.config_checks import check_common
 from ..common.images import patched_image, sampled_video
+from ..common.parts import GraphSpec
 from .base import Calls, Vision
 
 RANDOM_UNITS = (5, 3)
