@@ -22,7 +22,8 @@ from .common.files import draft_folder, read_document, write_document
 from .common.trained import check_identity
 
 if TYPE_CHECKING:
-    from ..families.common.base import Family, GraphSpec
+    from ..families.common.base import Family
+    from ..families.common.parts import GraphSpec
     from ..graphs.weights import WeightStore
 
 ROLE = "skipped"

@@ -10,7 +10,7 @@ from ..common.errors import BundleError
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decoder.forward_pass import Decoder
+    from ..decoder.decoder import Decoder
     from ..speculative.proposer import Proposer
 
 KINDS = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from vlmexport.exporter.parity.compare import device_feeds
+from vlmexport.exporter.parity.numpy_graphs import device_feeds
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.bundle.text_layout import CONTEXT, WORDS
 from vlmexport.runtime.decoder.token_tree import TokenTree

@@ -511,7 +511,7 @@ def test_a_plan_that_allocates_is_not_captured(
 
 
 def test_a_shorter_session_binds_the_whole_cache(planned: Bundle) -> None:
-    from vlmexport.runtime.decoder.forward_pass import Decoder
+    from vlmexport.runtime.decoder.decoder import Decoder
 
     limits = planned.manifest.limits
     decoder = Decoder(Emulated(planned), planned.manifest, planned.tensor, max_length=20)

@@ -27,7 +27,7 @@ from vlmexport.calibration.data.scenes.words import KINDS, LANES, NUMBERS, SIZES
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.common.tiny_models import tiny_model
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import Session

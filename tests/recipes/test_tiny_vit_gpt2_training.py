@@ -19,8 +19,8 @@ from vlmexport.calibration.data.scenes import HELDOUT, TRAIN, render, sample_sce
 from vlmexport.calibration.data.scenes.dataset import model_picture
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.early_exit import EarlyExit
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime.common.errors import OptionError
 

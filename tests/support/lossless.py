@@ -547,7 +547,7 @@ def one_ends(rig: Rig, draft: str) -> None:
             nonlocal cycles
             cycles += 1
             if cycles == 2:
-                encoder = rig.decoder._encoder
+                encoder = rig.decoder.encoder
                 for arena in (rig.decoder.arena, *([] if encoder is None else [encoder.arena])):
                     for layer in range(len(arena.keys)):
                         for view in arena.view(layer, place, 1):

@@ -14,8 +14,9 @@ from ....runtime.common.errors import ExportError, OptionError
 from .files import draft_name
 
 if TYPE_CHECKING:
-    from ...families.common.base import Family, GraphSpec
+    from ...families.common.base import Family
     from ...families.common.layer_skip import Sublayers
+    from ...families.common.parts import GraphSpec
     from ...graphs.weights import WeightRef, WeightStore
     from ...parity.capture import Captured
 

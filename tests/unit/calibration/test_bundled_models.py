@@ -26,8 +26,8 @@ from vlmexport.calibration.data.scenes.dataset import model_picture
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.exporter.common.aliases import ALIASES, Alias, find_alias
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.eagle.layer_draft import LayerDraft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.exporter.drafts.selection import select_drafts

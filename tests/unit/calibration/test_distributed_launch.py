@@ -36,11 +36,11 @@ from vlmexport.calibration.common.processes import (
 )
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.objectives import objective_for
-from vlmexport.calibration.targets.target import find_device
+from vlmexport.calibration.targets.devices import find_device
 from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.trainer import Trainer
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.common.files import read_document
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.runtime.common.errors import LostProcessError, OptionError
 from vlmexport.runtime.common.locks import only_one
 

@@ -16,8 +16,8 @@ from vlmexport.calibration.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.common.files import read_document
+from vlmexport.exporter.drafts.folders import open_draft
 
 from tests.support.training_targets import make_jsonl, make_target
 

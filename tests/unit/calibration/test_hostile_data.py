@@ -15,7 +15,8 @@ from PIL import Image
 from vlmexport.calibration.data import ImageRef, Record, load_records
 from vlmexport.calibration.data.reading.lines import LONGEST_LINE
 from vlmexport.calibration.features.features import build_cache
-from vlmexport.calibration.targets.target import Target, find_device, load_target
+from vlmexport.calibration.targets.devices import find_device
+from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.run import train_draft, usable_records
 from vlmexport.exporter.drafts.common import files as draft_files
 from vlmexport.runtime.cli import main

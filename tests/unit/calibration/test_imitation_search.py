@@ -18,13 +18,13 @@ from vlmexport.calibration.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training import imitation_search
-from vlmexport.calibration.training.imitation_search import (
+from vlmexport.calibration.training.imitation_search import search_shapes
+from vlmexport.calibration.training.search_space import (
     SPACE,
     Trial,
     folder_name,
     front,
     propose,
-    search_shapes,
     shapes,
     told,
 )

@@ -16,7 +16,7 @@ pytest.importorskip("accelerate", reason="training needs [train]")
 from vlmexport.calibration.features.cache_folder import PROGRESS, read_progress, save_progress
 from vlmexport.calibration.features.features import build_cache
 from vlmexport.calibration.features.text_cache import build_text_cache
-from vlmexport.calibration.training.trainer import lines_until
+from vlmexport.calibration.training.training_log import lines_until
 
 from tests.support.training_targets import make_records, make_target
 

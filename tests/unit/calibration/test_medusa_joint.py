@@ -23,6 +23,7 @@ from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.checkpoint import changed, fingerprint, open_checkpoint
+from vlmexport.exporter.checkpoint.origin import Origin
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import cli
@@ -253,7 +254,7 @@ def test_the_changed_model_is_a_model_like_the_one_before(run: tuple[Place, Path
     old, new = open_checkpoint(place.folder), open_checkpoint(folder)
     assert fingerprint(new) == draft.target["fingerprint"] != fingerprint(old)
     assert draft.trained_from == {"name": "model", "fingerprint": fingerprint(old)}
-    assert new.trained_from == changed.Origin("model", fingerprint(old))
+    assert new.trained_from == Origin("model", fingerprint(old))
     assert list(old.tensors) == list(new.tensors)
     same = {p.name for p in place.folder.iterdir()} | {"trained_from.json"}
     assert {p.name for p in folder.iterdir()} == same

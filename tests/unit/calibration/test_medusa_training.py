@@ -13,7 +13,8 @@ from vlmexport.calibration.objectives import objective_for
 from vlmexport.calibration.objectives.medusa import ahead, frequent, heads_labels, measure_hits
 from vlmexport.calibration.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
-from vlmexport.calibration.targets.target import Rows, Target
+from vlmexport.calibration.targets.target import Target
+from vlmexport.calibration.targets.teacher_forcing import Rows
 from vlmexport.calibration.training.run import token_counts, train_draft
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa.medusa_network import MedusaConfig, MedusaHeads

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from vlmexport.calibration import cli
 from vlmexport.calibration import search as searches
 from vlmexport.calibration.data.reading.records import RecordSet
-from vlmexport.calibration.evaluation import run
+from vlmexport.calibration.evaluation import draft_measures, run
 from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import Chains, chains, known, replay
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, search, starts
 from vlmexport.calibration.targets.layer_weights import Weights
 from vlmexport.calibration.targets.target import Target
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
 from vlmexport.exporter.families.common.layer_skip import Sublayers, disregarded
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
@@ -202,7 +202,7 @@ def test_several_sets_share_what_the_target_made_of_a_record(
     target = make_target("llama", tmp_path / "model")
     records = own_answers(target, tmp_path, "llama")
     sets = {"a": DraftAndVerify(skip=Sublayers((1,), (3,))), "b": DraftAndVerify(skip=Sublayers((2,), ()))}
-    monkeypatch.setattr(run, "open_draft", lambda path: sets[path.name])
+    monkeypatch.setattr(draft_measures, "open_draft", lambda path: sets[path.name])
     alone = {name: evaluate_drafts(target, records, [name], 3)[name] for name in sets}
     read: list[str] = []
     monkeypatch.setattr(run, "known", lambda target, record: read.append(record.key) or known(target, record))

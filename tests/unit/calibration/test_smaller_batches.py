@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from vlmexport.calibration.data import RecordSet
-from vlmexport.calibration.evaluation import ranking, run, skipped
+from vlmexport.calibration.evaluation import draft_measures, ranking, skipped
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.torch_answers import TorchAnswers
 from vlmexport.calibration.targets.batches import Batches
-from vlmexport.calibration.targets.target import Rows, Target
+from vlmexport.calibration.targets.target import Target
+from vlmexport.calibration.targets.teacher_forcing import Rows
 from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
 from vlmexport.exporter.families.common.layer_skip import Sublayers
 from vlmexport.runtime.common.errors import CapacityError
@@ -86,11 +87,11 @@ def test_figures_are_those_of_smaller_batches(
 ):
     """Nothing is counted twice, whichever of several drafts it was that found no memory."""
     skipping = DraftAndVerify(skip=Sublayers((1,), (3,)))
-    monkeypatch.setattr(run, "open_draft", lambda path: skipping)
+    monkeypatch.setattr(draft_measures, "open_draft", lambda path: skipping)
     names, lines = ["early-exit@2", "early-exit@4", "skipping"], []
     wanted = rounded(evaluate_drafts(target, records, names, 3, NEW))
     monkeypatch.setattr(target, "generate", holding(6, target.generate))
-    add, step = run.MeasuredSelfDraft.add, skipped._Drafting.step
+    add, step = draft_measures.MeasuredSelfDraft.add, skipped._Drafting.step
 
     def counted(self: Any, trunk: torch.Tensor, own: torch.Tensor, rows: Rows) -> None:
         holding(20 if self.layer == 4 else 999, lambda rows: add(self, trunk, own, rows))(rows)
@@ -98,7 +99,7 @@ def test_figures_are_those_of_smaller_batches(
     def drafted(self: Any, ids: torch.Tensor) -> torch.Tensor:
         return holding(2 if self._step else 999, lambda ids: step(self, ids))(ids)
 
-    monkeypatch.setattr(run.MeasuredSelfDraft, "add", counted)
+    monkeypatch.setattr(draft_measures.MeasuredSelfDraft, "add", counted)
     monkeypatch.setattr(skipped._Drafting, "step", drafted)
     assert rounded(evaluate_drafts(target, records, names, 3, NEW, report=lines.append)) == wanted
     assert [line[:43] for line in lines if "ran out" in line] == [

@@ -21,7 +21,8 @@ from vlmexport.calibration.features.features import build_cache
 from vlmexport.calibration.features.text_cache import CachedTexts, build_text_cache
 from vlmexport.calibration.objectives import options_of
 from vlmexport.calibration.objectives.training_options import LoopOptions
-from vlmexport.calibration.targets.target import Target, Texts
+from vlmexport.calibration.targets.target import Target
+from vlmexport.calibration.targets.teacher_forcing import Texts
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.runtime.common import locks
 from vlmexport.runtime.common.errors import OptionError

@@ -21,7 +21,8 @@ from vlmexport.calibration.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.run import few_validation, train_draft
-from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
+from vlmexport.calibration.training.schedule import batch_indices, learning_rate
+from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.runtime.common.errors import ExportError, InputError, OptionError
 

@@ -17,7 +17,8 @@ from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.torch_answers import TorchAnswers
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.objectives.vispec_options import VispecOptions
-from vlmexport.calibration.targets.target import Target, Texts
+from vlmexport.calibration.targets.target import Target
+from vlmexport.calibration.targets.teacher_forcing import Texts
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.manifest import VideoInfo

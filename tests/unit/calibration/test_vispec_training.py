@@ -16,7 +16,8 @@ from vlmexport.calibration.objectives import objective_for
 from vlmexport.calibration.objectives.eagle_options import EagleOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.objectives.vispec_options import VispecOptions
-from vlmexport.calibration.targets.target import Target, Texts
+from vlmexport.calibration.targets.target import Target
+from vlmexport.calibration.targets.teacher_forcing import Texts
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig
 from vlmexport.exporter.drafts.eagle.vispec import VispecDraft

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from vlmexport.exporter.common.aliases import find_alias
-from vlmexport.exporter.drafts import KINDS, draft_kinds, open_draft, selection, shipped_drafts
+from vlmexport.exporter.drafts import KINDS, draft_kinds, selection
+from vlmexport.exporter.drafts.folders import open_draft, shipped_drafts
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.selection import DraftSelection, select_drafts
 from vlmexport.runtime.common.errors import ExportError, OptionError

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.eagle.eagle3 import Eagle3Draft
 from vlmexport.exporter.drafts.eagle.eagle3_network import default_taps
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.pipeline.export_draft import export_draft
 from vlmexport.runtime.common.errors import ExportError

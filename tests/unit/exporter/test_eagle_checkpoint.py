@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.common.trained import described
 from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.session.session import Session

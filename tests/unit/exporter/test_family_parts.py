@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.common.aliases import ALIASES
-from vlmexport.exporter.families.common.reference import collate, decoder_prefix
+from vlmexport.exporter.families.common.reference import collate, decoder_prefix, reference_inputs
 from vlmexport.exporter.families.languages import LANGUAGES
 from vlmexport.exporter.families.registry import FAMILIES, family_for
 from vlmexport.exporter.parity.reference import load_reference
@@ -46,7 +46,7 @@ def test_model_parts_reproduce_the_logits(tiny_checkpoint: Callable[..., Path], 
     kept: dict[str, Any] = {}
     parts.final_norm.register_forward_pre_hook(lambda _, rows: kept.update(rows=rows[0]))
     for kind in ("random", "realistic"):
-        inputs = family.reference_inputs(kind, 3, 9)
+        inputs = reference_inputs(family, kind, 3, 9)
         with torch.no_grad():
             logits = model(**inputs).logits
             made = parts.lm_head(parts.final_norm(kept["rows"]) * parts.logit_scale)

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.runtime.common.errors import ExportError
 
 from tests.support.published import drafts, layouts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.exporter.drafts.selection import select_drafts
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 from vlmexport.exporter.cli.app import _layers
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
 from vlmexport.exporter.drafts.selection import select_drafts
 from vlmexport.exporter.families.common.layer_skip import Sublayers

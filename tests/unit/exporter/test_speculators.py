@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.drafts.eagle.speculators_format import read_verifier
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.pipeline.export_draft import export_draft
 from vlmexport.runtime.cli import main

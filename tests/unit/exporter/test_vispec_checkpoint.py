@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.common.trained import described
 from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle.vispec import VispecDraft
 from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import ExportError, OptionError
 

@@ -27,7 +27,7 @@ from vlmexport.runtime.common.errors import (
     PromptError,
     VlmexportError,
 )
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import _BoundCall

@@ -68,7 +68,7 @@ class Seeds:
 
 def _read(draft: Path) -> None:
     """Reads the draft, which has weights then; a warning is a failure."""
-    from vlmexport.exporter.drafts import open_draft
+    from vlmexport.exporter.drafts.folders import open_draft
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
