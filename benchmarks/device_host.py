@@ -34,7 +34,7 @@ import onnxruntime as ort
 from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import GenerationInfo, GraphInfo, Manifest
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.engines.argmax import answers
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
 from vlmexport.runtime.engines.cuda import Gpu

@@ -19,7 +19,8 @@ from typing import Any
 
 from vlmexport.calibration.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
-from vlmexport.calibration.training.imitation_search import Trial, front, search_shapes, shapes
+from vlmexport.calibration.training.imitation_search import search_shapes
+from vlmexport.calibration.training.search_space import Trial, front, shapes
 
 from benchmarks.imitation_work import prepared, work_parser
 from benchmarks.intervals import between

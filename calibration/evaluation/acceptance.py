@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...runtime.speedup.stats import Stats
 from ..features.features import FeatureSource, in_batches
 from ..objectives.losses import agreement, overlap
-from ..targets.target import Rows
+from ..targets.teacher_forcing import Rows
 
 RANKS = 8
 """Proposals of a head that are looked at."""

@@ -18,7 +18,7 @@ from ...exporter.drafts.eagle.vispec_network import VispecNetwork
 from ..features.full_sequences import drafting
 from ..features.vispec_masks import shifted
 from ..objectives.losses import overlap
-from ..targets.target import Texts
+from ..targets.teacher_forcing import Texts
 from .acceptance import Counted, chain_cycles, likeliest
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import OptionError
 from ..data.reading.records import RecordSet
-from ..targets.target import FUSED, Rows, Target
+from ..targets.target import FUSED, Target
+from ..targets.teacher_forcing import Rows
 from .cache_folder import (
     cache_place,
     check_cache_dtype,

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..data.reading.records import RecordSet
-from ..targets.target import Target, Texts
+from ..targets.target import Target
+from ..targets.teacher_forcing import Texts
 from .cache_folder import (
     cache_place,
     check_cache_dtype,

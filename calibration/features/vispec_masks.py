@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...exporter.drafts.eagle.vispec_network import VispecNetwork
-from ..targets.target import Texts
+from ..targets.teacher_forcing import Texts
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 from ...exporter.checkpoint import open_checkpoint
 from ...runtime.common.errors import OptionError
 from ...runtime.engines.onnxruntime import use_global_pool
-from ..targets.target import find_device, load_target
+from ..targets.devices import find_device
+from ..targets.target import load_target
 from .answers import Answers
 from .bundle_answers import BundleAnswers
 from .target_bundle import given_bundle, target_bundle, target_name

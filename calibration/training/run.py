@@ -25,7 +25,8 @@ from ..features.full_sequences import TextFeatures
 from ..features.text_cache import CachedTexts, build_text_cache
 from ..objectives import objective_for
 from ..objectives.training_options import LoopOptions, Options
-from ..targets.target import Target, Texts
+from ..targets.target import Target
+from ..targets.teacher_forcing import Texts
 from .trainer import Trainer
 
 FEW_RECORDS, FEW_TOKENS = 20, 50

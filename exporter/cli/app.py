@@ -49,7 +49,8 @@ def models(as_json: AsJson = False) -> None:
     from ...runtime.commands.output import console, print_json
     from ..common.aliases import ALIASES
     from ..common.tiny_models import find_tiny_models, install_command
-    from ..drafts import draft_kinds, shipped_drafts
+    from ..drafts import draft_kinds
+    from ..drafts.folders import shipped_drafts
     from ..families.registry import architectures
 
     untrained = {kind.name: kind.title for kind in draft_kinds() if not kind.trained}

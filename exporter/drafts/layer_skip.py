@@ -24,7 +24,8 @@ from .common.trained import check_identity
 
 if TYPE_CHECKING:
     from ...runtime.bundle.manifest import DraftInfo
-    from ..families.common.base import Family, GraphSpec
+    from ..families.common.base import Family
+    from ..families.common.parts import GraphSpec
     from ..graphs.weights import WeightStore
 
 ROLE = "skipped"

@@ -15,8 +15,9 @@ from ...runtime.families.chat import placed
 from ...runtime.families.qwen2_5_vl import Seen, written
 from ...runtime.images.video import Video
 from ...runtime.text.messages import readable
-from ..checkpoint.load import Checkpoint
-from .common.base import Family, Parts, ReferencePrompt, processor_surrounds
+from ..checkpoint.checkpoint import Checkpoint
+from .common.base import Family, processor_surrounds
+from .common.parts import Parts, ReferencePrompt
 from .languages import language_for
 from .vision.qwen2_5 import Qwen2_5Vision
 

@@ -1,6 +1,6 @@
 """One forward pass of the reference, with everything recorded that a graph takes or gives.
 
-Where modules are and what they read comes from the family (`Family.parts`, `Family.reference_inputs`).
+Where modules are and what they read comes from the family (`Family.parts`, `reference_inputs`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..families.common.base import Family, Parts
+from ..families.common.base import Family
+from ..families.common.parts import Parts
 
 Array = np.ndarray
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from ..common.float64 import float64_arithmetic
-from ..families.common.base import Family, Parts
+from ..families.common.base import Family
+from ..families.common.parts import Parts
 from .capture import Array, Captured, caches, recorded_parts, residuals_at, widened
 
 

@@ -149,7 +149,7 @@ def plain_margin(session: Session, request: tuple[Any, Any], token: int) -> floa
     result = session.generate(image=image, prompt=prompt, max_new_tokens=token + 1, speculative=False)
     if len(result.tokens) <= token:
         return float("inf")
-    manifest, logits = bundle.manifest, session.decoder.last_logits()
+    manifest, logits = bundle.manifest, session.decoder.heads.last_logits()
     prepared = get_family(manifest.model.family).prepare(bundle, image, prompt)
     before = decoder_ids(manifest, prepared).tolist()
     processors = Processors.from_info(manifest.generation, manifest.text.eos_token_ids, before)

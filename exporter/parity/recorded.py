@@ -9,6 +9,7 @@ import torch
 
 from ..common.memory import RecordedMemory
 from ..families.common.base import Family
+from ..families.common.reference import reference_inputs
 
 KINDS = ("random", "realistic")
 SEED = 11
@@ -27,7 +28,7 @@ def compared_inputs(
     hundreds of rows of random pixels tell no more than those of the one picture, and cost a large model minutes."""
     for kind in KINDS:
         pictures = not streamed or family.needs_picture
-        yield kind, family.reference_inputs(kind, SEED, length, pictures=pictures)
+        yield kind, reference_inputs(family, kind, SEED, length, pictures=pictures)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..common.adapter_names import check_merged
 from ..common.memory import return_large_buffers
-from ..drafts import left_out, open_draft, shipped_drafts
+from ..drafts import left_out
 from ..drafts.common.base import Draft
+from ..drafts.folders import open_draft, shipped_drafts
 from . import check_parity
 from .losslessness import LosslessRow, check_losslessness, failures
 

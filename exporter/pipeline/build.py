@@ -11,7 +11,8 @@ from .checks import SPARE_BYTES
 from .example import write_example
 from .export import Exported, export
 from .links import linked_shards
-from .prepare import Prepared, identify, prepare
+from .prepare import identify, prepare
+from .prepared import Prepared
 from .request import BuildReport, BuildRequest, GraphReport, Progress
 from .text import write_tokenizer
 from .timing import Stages

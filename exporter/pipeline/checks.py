@@ -22,6 +22,7 @@ from ...runtime.families.chat import chat_ids
 from ...runtime.text.meter import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..common.one_line import first_line
+from ..families.common.reference import reference_inputs
 from ..families.common.sample_inputs import CONVERSATIONS, SENTENCE, Sample, odd_picture
 from ..graphs.meta_model import signature
 from ..graphs.traced_module import TraceInput, trace
@@ -29,7 +30,7 @@ from .text import core_tokenizer, template_file
 
 if TYPE_CHECKING:
     from ..families.common.base import Family
-    from .prepare import Prepared
+    from .prepared import Prepared
 
 SPARE_BYTES = 16 << 20
 """Disk space asked for beyond the weights: graphs, tokenizer, manifest."""
@@ -167,7 +168,7 @@ def _try_requests(prepared: Prepared, sample: Sample) -> None:
         raise ExportError(f"{error}; the chat template is that of {file}") from error
     image = None if family.vision is None else odd_picture(0)
     get_family(family.name).prepare(sample, image, compared_prompt(sample.manifest))
-    family.reference_inputs("realistic", 0, compared_rows(sample.manifest.limits.max_length))
+    reference_inputs(family, "realistic", 0, compared_rows(sample.manifest.limits.max_length))
 
 
 def estimated_bytes(prepared: Prepared) -> int:

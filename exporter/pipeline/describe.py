@@ -33,7 +33,8 @@ from ...runtime.bundle.manifest import (
 from ...runtime.common.errors import BundleError, UnsupportedModelError
 from ..checkpoint import Checkpoint
 from ..drafts.selection import DraftSelection
-from ..families.common.base import Family, GraphSpec
+from ..families.common.base import Family
+from ..families.common.parts import GraphSpec
 from ..graphs.dtypes import NAMES
 from ..graphs.quantize import LIMITS, SCALES
 from ..graphs.weights import WEIGHTS_FILE, WeightRef, WeightStore

@@ -29,12 +29,13 @@ from ..common.memory import (
     streamed_parity_bytes,
     whole_parity_bytes,
 )
-from ..families.common.base import GraphSpec
+from ..families.common.parts import GraphSpec
 from ..parity.recorded import RowCount, compared_rows, recorded_memory, row_counts
 from .describe import count, external_weights, loaded_bytes
 from .duration import BuildWork, build_seconds, measured_rates
 from .export import Exported, export
-from .prepare import Prepared, prepare
+from .prepare import prepare
+from .prepared import Prepared
 from .request import BuildRequest
 
 RUNTIME_BYTES = 110 << 20

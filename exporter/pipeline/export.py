@@ -10,7 +10,7 @@ from ...runtime.bundle.manifest import WeightsInfo
 from ...runtime.graphs.on_device import CHANGING
 from ...runtime.graphs.registry import graph_role
 from ...runtime.graphs.role import Values
-from ..families.common.base import GraphSpec
+from ..families.common.parts import GraphSpec
 from ..graphs.commit import build_commit
 from ..graphs.gqa_fold import folded_form
 from ..graphs.logits_processors import build_changes
@@ -18,7 +18,7 @@ from ..graphs.mask import build_mask
 from ..graphs.precision import Precision, source_form, wide_form
 from ..graphs.weights import WEIGHTS_FILE, WeightStore
 from .describe import describe_graph, describe_tensors
-from .prepare import Prepared
+from .prepared import Prepared
 from .request import Progress
 
 

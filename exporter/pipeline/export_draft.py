@@ -9,9 +9,9 @@ from typing import Any
 
 from ...runtime.common.errors import ExportError, OptionError
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
-from ..drafts import open_draft
 from ..drafts.common.trained import TrainedDraft
-from ..drafts.eagle.speculators_format import Verifier
+from ..drafts.common.verifier import Verifier
+from ..drafts.folders import open_draft
 from ..early_checks import check_export
 from ..families.common.base import Family
 from ..families.registry import family_for

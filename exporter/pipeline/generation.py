@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 
 HANDED_ON = (
     "Blip2ForConditionalGeneration",

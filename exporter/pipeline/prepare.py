@@ -6,51 +6,24 @@ settings, shapes, sample requests, activations, TensorRT, disk space. `identify`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...runtime.bundle.manifest import Manifest
 from ...runtime.common.errors import OptionError
-from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ..checkpoint import fingerprint, open_checkpoint
 from ..common.lengths import check_length
-from ..drafts.selection import DraftSelection, select_drafts, set_precisions
+from ..drafts.selection import select_drafts, set_precisions
 from ..families.common.base import Family
 from ..families.registry import family_for
 from ..output import check_output, check_space
 from .checks import check_early, estimated_bytes
 from .describe import describe
-from .generation import generation_notices
 from .links import check_links
+from .prepared import Prepared
 from .request import ROUND, TEXT, BuildRequest
 
 if TYPE_CHECKING:
+    from ..drafts.selection import DraftSelection
     from ..tensorrt import PlanOptions
-
-
-@dataclass
-class Prepared:
-    """A checked request. `manifest` has everything but graphs, tensors, weights, parity, plans and files."""
-
-    request: BuildRequest
-    checkpoint: Checkpoint
-    family: Family
-    selection: DraftSelection
-    manifest: Manifest
-    plans: PlanOptions | None
-
-    @property
-    def cuts(self) -> list[int]:
-        """Where the decoder is cut."""
-        return self.manifest.decoder.cuts
-
-    @property
-    def notices(self) -> list[str]:
-        """Lines for the user."""
-        return [
-            *self.checkpoint.notices,
-            *self.selection.notices,
-            *generation_notices(self.manifest.generation.to_dict()),
-        ]
 
 
 def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:

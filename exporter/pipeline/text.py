@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from ...runtime.common.errors import UnsupportedModelError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from ..families.common.base import Family
 from .generation import generation_config
 

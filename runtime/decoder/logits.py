@@ -106,6 +106,20 @@ class TargetLogits:
         return not_finite(self._graph, value)
 
 
+class ArgmaxResult:
+    """What the target says after the nodes of a cycle on a device: their best tokens, without logits."""
+
+    def __init__(self, best: np.ndarray, finite: np.ndarray):
+        """`best` int64 [nodes], `finite` bool [nodes]."""
+        self._best, self._finite = best.tolist(), finite
+
+    def best(self, logits_index: int) -> int:
+        """The most likely token after a node. Raises `NumericsError` for logits that are not finite."""
+        if not self._finite[logits_index]:
+            raise not_finite("head", nan)
+        return self._best[logits_index]
+
+
 def not_finite(graph: str, value: float) -> NumericsError:
     """The error of a request whose numbers, which `graph` gave, are not finite."""
     return NumericsError(

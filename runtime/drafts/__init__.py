@@ -11,7 +11,7 @@ from ..graphs.registry import draft_kinds
 if TYPE_CHECKING:
     from ..bundle.draft_kind import DraftKind
     from ..bundle.manifest import DraftInfo
-    from ..decoder.forward_pass import Decoder
+    from ..decoder.decoder import Decoder
     from ..speculative.proposer import Proposer
 
 KINDS = {

@@ -20,7 +20,8 @@ from .layer_skip_kind import kept_attention
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decoder.forward_pass import Decoder, ForwardPass
+    from ..decoder.decoder import Decoder
+    from ..decoder.forward_pass import ForwardPass
     from ..decoder.logits import TargetLogits
     from ..engines.base import Call, View
     from ..speculative.sequence import Sequence
@@ -85,7 +86,7 @@ class LayerSkip(Proposer):
     def draft_step(
         self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
     ) -> list[Call]:
-        inputs = {"hidden": hidden, "row_index": self._decoder.row_range(1)}
+        inputs = {"hidden": hidden, "row_index": self._decoder.heads.row_range(1)}
         return [self._decoder.engine.bind("head", inputs, outputs)]
 
     def _head(self) -> TargetLogits:
@@ -93,6 +94,6 @@ class LayerSkip(Proposer):
         decoder, batch = self._decoder, self._decoder.batch
         found = self._heads.get(batch)
         if found is None:
-            rows, index = self.pass_apart().result, decoder.row_range(batch)
-            found = self._heads[batch] = decoder.bind_head(rows, index, batch, "draft.", self.draft_graph)
+            rows, index = self.pass_apart().result, decoder.heads.row_range(batch)
+            found = self._heads[batch] = decoder.heads.bind(rows, index, batch, "draft.", self.draft_graph)
         return found

@@ -17,7 +17,7 @@ from ..graphs.values import layers_interface
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, GraphInfo, Manifest
-    from ..decoder.forward_pass import Decoder
+    from ..decoder.decoder import Decoder
     from ..speculative.proposer import Proposer
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..common.errors import NumericsError, PromptError
-from ..decoder.forward_pass import Decoder
+from ..decoder.decoder import Decoder
 from ..families.base import Prepared, View
 from ..sampling.draft_sampling import DraftSampling
 from ..sampling.logits_processors import Processors

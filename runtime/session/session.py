@@ -29,7 +29,7 @@ from ..common.errors import (
     VlmexportError,
 )
 from ..common.validation import integer
-from ..decoder.forward_pass import Decoder
+from ..decoder.decoder import Decoder
 from ..families import Prepared, get_family
 from ..families.base import Prompt, View
 from ..families.parts import gather_media

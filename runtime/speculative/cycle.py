@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common.errors import NumericsError
-from ..decoder.forward_pass import Decoder
-from ..decoder.logits import TargetLogits, not_finite
+from ..decoder.decoder import Decoder
+from ..decoder.logits import ArgmaxResult, TargetLogits, not_finite
 from ..decoder.token_tree import TokenTree
 from ..policy.base import allot_batch
 from ..sampling.verify import Verdict, ranks
@@ -26,7 +26,6 @@ from .self_drafting import draft_on_trunk
 from .sequence import Sequence
 
 if TYPE_CHECKING:
-    from ..decoder.device_cycle import ArgmaxResult
     from ..policy.base import DraftPolicy
     from .proposer import Proposer
 

@@ -17,7 +17,7 @@ from .early_stop import ending
 from .sequence import Sequence
 
 if TYPE_CHECKING:
-    from ..decoder.forward_pass import Decoder
+    from ..decoder.decoder import Decoder
     from ..decoder.logits import TargetLogits
 
 

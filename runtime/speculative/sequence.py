@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..common.errors import NumericsError
-from ..decoder.device_cycle import ArgmaxResult
-from ..decoder.logits import TargetLogits
+from ..decoder.logits import ArgmaxResult, TargetLogits
 from ..decoder.token_tree import TokenTree
 from ..sampling.draft_sampling import DraftSampling
 from ..sampling.sampler import ACCEPTING, DRAWING_AGAIN, FORCING, PROPOSING, Sampling, draw

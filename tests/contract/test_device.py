@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -23,11 +24,18 @@ from tests.support.device_mutants import changed_logits, layered, not_finite, sa
 from tests.support.engines.recording_device import RecordingDevice
 from tests.support.engines.stream import Context, Counts
 from tests.support.engines.torch_reference import TorchReference
-from tests.support.pairs import in_pairs, in_turn
+from tests.support.pairs import each_value, fast
 from tests.support.rig import ENGINES, FAMILIES, Rig
 from tests.support.tiny_bundles import LIGHT
 
 # --- generations ---
+
+ENQUEUEING = ("device", "tensorrt", "cuda")
+ONE_WAIT = {
+    ("t5", "tensorrt"), ("llama", "cuda"), ("vit-gpt2", "device"), ("llava-next", "cuda"), ("qwen2.5-vl", "tensorrt"),
+    ("llama-bfloat16", "device"),
+}  # fmt: skip
+"""What every run looks at."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,7 +57,7 @@ def test_the_trunk_runs_once_per_token_and_the_tail_once_per_cycle(rigs: Callabl
     assert not [call for call in after if call.graph in ("commit", "encoder", "cross_kv", "vision")]
 
 
-@in_pairs(family=FAMILIES, engine=("device", "tensorrt", "cuda"))
+@fast(("family", "engine"), [*product(FAMILIES, ENQUEUEING)], ONE_WAIT)
 def test_the_host_waits_once_for_a_cycle(
     rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +72,7 @@ def test_the_host_waits_once_for_a_cycle(
     _waits_once(rig, engine, shapes, monkeypatch, own)
 
 
-@in_pairs(family=FAMILIES, engine=("device", "growing-device", "tensorrt", "cuda"))
+@each_value(family=FAMILIES, engine=("device", "growing-device", "tensorrt", "cuda"))
 def test_attention_over_exit_rows_is_a_part_of_the_cycle(
     rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,15 +117,25 @@ def _waits_once(
 
 
 SOME = ("llama", "t5", "vit-gpt2")
+MORE = [
+    *(
+        (family, engine, 3)
+        for family in SOME
+        for engine in ("device", "tensorrt", "tensorrt-portable", "cuda")
+    ),
+    *((family, "device", 1) for family in FAMILIES),
+]
 
 
 @pytest.mark.parametrize(
     ("family", "engine", "every"),
     [
-        *((family, "device", 3) for family in (*SOME, "qwen2.5-vl", "t5-float16")),
-        *((family, engine, 3) for family in SOME for engine in ("tensorrt", "tensorrt-portable", "cuda")),
+        ("qwen2.5-vl", "device", 3),
+        ("t5", "tensorrt", 3),
+        ("vit-gpt2", "tensorrt-portable", 3),
+        ("t5-float16", "cuda", 3),
         ("llama", "growing-device", 3),
-        *(pytest.param(family, "device", 1, marks=pytest.mark.slow) for family in FAMILIES),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE),
     ],
 )
 def test_a_device_changes_logits_itself(
@@ -169,7 +187,7 @@ def test_forced_acceptance_is_that_of_whole_cycles(rigs: Callable, monkeypatch: 
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
-def test_what_a_device_has_no_room_for_the_host_does(rigs: Callable, family: str) -> None:
+def test_oversized_device_work_runs_on_the_host(rigs: Callable, family: str) -> None:
     rig: Rig = rigs(family, "device")
     request = rig.request(54)
     plain = rig.oracle.greedy(request, 12)
@@ -182,7 +200,7 @@ def test_what_a_device_has_no_room_for_the_host_does(rigs: Callable, family: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_where_the_host_must_choose_it_waits_for_every_token(
+def test_host_sampling_waits_for_every_token(
     rigs: Callable, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A threshold needs the probability of a draft before the next one."""
@@ -198,12 +216,9 @@ def test_where_the_host_must_choose_it_waits_for_every_token(
     ), waited
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_device_drafts_what_the_host_would(rigs: Callable, family: str) -> None:
-    same_drafts(rigs(family, "device"))
-    same_drafts(rigs(family, "growing-device"))
-    same_drafts(rigs(family, "tensorrt"))
-    same_drafts(rigs(family, "cuda"))
+@each_value(family=FAMILIES, engine=("device", "growing-device", "tensorrt", "cuda"))
+def test_device_drafts_equal_host_drafts(rigs: Callable, family: str, engine: str) -> None:
+    same_drafts(rigs(family, engine))
 
 
 def _counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Counts, int]]:
@@ -253,10 +268,19 @@ def holds(case: dict[str, Any]) -> bool:
 
 
 ON_DEVICES = ("device", "growing-device", "cuda", "tensorrt", "tensorrt-portable")
+SESSIONS = [
+    (family, engine)
+    for family, engine in product((*FAMILIES, *LIGHT), ON_DEVICES)
+    if holds({"family": family, "engine": engine})
+]
+SESSIONS_ONCE = {
+    *zip(("t5", "llama", "vit-gpt2", "llava-next", "qwen2.5-vl"), ON_DEVICES, strict=True),
+    *zip(LIGHT, ("tensorrt", "cuda"), strict=True),
+}
 
 
-@in_turn(holds, turns=2, family=(*FAMILIES, *LIGHT), engine=ON_DEVICES)
-def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, engine: str) -> None:
+@fast(("family", "engine"), SESSIONS, SESSIONS_ONCE)
+def test_device_sessions_equal_cpu_sessions(rigs: Callable, family: str, engine: str) -> None:
     """From pictures and text to text, with every draft and combination of two, alone and in a ragged batch of five with three
     places, greedy and sampled; some end at a string that comes."""
     stops: dict[int, str] = {}
@@ -298,8 +322,7 @@ def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, en
     assert {name.partition("@")[0] for name in names} >= {"imitation", "medusa", "prompt-lookup+eagle"}
 
 
-@pytest.mark.parametrize("engine", ("onnxruntime", "device", "tensorrt", "cuda"))
-@pytest.mark.parametrize("family", FAMILIES)
+@each_value(family=FAMILIES, engine=("onnxruntime", "device", "tensorrt", "cuda"))
 def test_logits_that_are_not_finite_end_a_request(rigs: Callable, family: str, engine: str) -> None:
     not_finite(rigs(family, engine))
 
@@ -595,8 +618,7 @@ VIOLATIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("violation", VIOLATIONS, ids=lambda function: function.__name__)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_value(family=FAMILIES, violation=VIOLATIONS)
 def test_the_device_refuses(device_for: Callable, family: str, violation: Callable[[Bench], None]) -> None:
     bench = Bench(device_for(family))
     bench.bind().run()
@@ -638,7 +660,7 @@ def test_nothing_is_done_before_it_is_waited_for(device_for: Callable, family: s
     assert not np.array_equal(bench.result(), first)
 
 
-def test_what_is_counted(device_for: Callable) -> None:
+def test_device_calls_are_counted(device_for: Callable) -> None:
     bench = Bench(device_for("llama"))
     device, call = bench.device, bench.bind()
     copy = device.copy(
@@ -677,7 +699,7 @@ def test_a_captured_call_may_come_back(device_for: Callable) -> None:
     assert np.isfinite(bench.result()).all() and len(bench.device.runs) == 4
 
 
-def test_what_was_read_is_a_copy(device_for: Callable) -> None:
+def test_read_returns_a_copy(device_for: Callable) -> None:
     bench = Bench(device_for("llama"))
     values = bench.device.read(bench.inputs["hidden"])
     with pytest.raises(ValueError, match="read-only"):
@@ -694,7 +716,7 @@ def test_memory_holds_nan_unless_it_is_zeroed(device_for: Callable) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_engine_may_compute(
+def test_recording_device_wraps_any_engine(
     device_for: Callable, tiny_bundle: Callable, oracle_for: Callable, family: str
 ) -> None:
     by_onnxruntime = device_for(family)

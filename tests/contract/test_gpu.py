@@ -73,7 +73,7 @@ def device(cuda: Cuda) -> Any:
     engine.close()
 
 
-def test_what_is_written_is_read(device: Any) -> None:
+def test_gpu_memory_round_trip(device: Any) -> None:
     values = np.random.default_rng(0).integers(0, 255, (3, 5 << 20), np.uint8)
     view = device.allocate("bytes", values.nbytes).view(values.shape, "uint8")
     device.write(view, values)

@@ -13,8 +13,8 @@ from PIL import Image
 
 from ....runtime.common.errors import ImageError, OptionError
 from ....runtime.common.optional_deps import need_extra
+from ....runtime.common.paths import is_file
 from ....runtime.images.load import load_image
-from .places import is_file
 
 
 @dataclass(frozen=True)

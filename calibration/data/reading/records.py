@@ -50,7 +50,7 @@ class ImageRef:
 
             return read_picture(*self.row)
         if self.scene is not None:
-            from ..scenes.load import SHOWN
+            from ..scenes.pictures import SHOWN
 
             return SHOWN[self.shown](*self.scene)
         return load_image(str(self.file))
@@ -96,7 +96,7 @@ class ImageRef:
             and len(scene) == 2
             and all(type(v) is int and 0 <= v < 1 << 63 for v in scene)
         ):
-            from ..scenes.load import SHOWN
+            from ..scenes.pictures import SHOWN
 
             shown = value.get("shown", "picture")
             if shown in SHOWN:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-from PIL import Image
 
 from ....runtime.common.errors import OptionError
-from ....runtime.images.video import Video
 from ...common import help_texts
 from ..reading.records import ImageRef, Record
 from .asking import DESCRIBE, Asked, ask
 from .caption import tell
-from .dataset import PICTURE
-from .film import RATE, sample_film
+from .film import sample_film
 from .film_asking import ask_film
 from .film_story import DESCRIBE_FILM, tell_film
 from .pair import ask_pair, sample_pair
-from .render import render
-from .scene import HELDOUT, TRAIN, VALIDATION, Scene, sample_scene
+from .scene import HELDOUT, TRAIN, VALIDATION, sample_scene
 
 _SPLITS = {"train": TRAIN, "validation": VALIDATION, "heldout": HELDOUT}
 _DEFAULT_COUNT = 4000
@@ -101,17 +95,6 @@ def _asked(asked: Asked, shown: str, seed: int, index: int, variant: int) -> Rec
     seen = ImageRef(scene=(seed, index), shown=shown)
     return Record(key, asked.text, seen, asked.answer, references=(asked.answer,))
 
-
-def _drawn(scene: Scene) -> Image.Image:
-    return Image.fromarray(render(scene, PICTURE))
-
-
-SHOWN: dict[str, Callable[[int, int], Any]] = {
-    "picture": lambda seed, index: _drawn(sample_scene(seed, index)),
-    "pair": lambda seed, index: [_drawn(scene) for scene in sample_pair(seed, index).scenes],
-    "film": lambda seed, index: Video([_drawn(scene) for scene in sample_film(seed, index).frames], RATE),
-}
-"""What is seen of the scene (seed, index): its picture, the pair of pictures of that number, or the film."""
 
 FORMS: dict[str, Callable[[int, int, int], Record]] = {
     "scenes": _caption,

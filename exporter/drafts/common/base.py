@@ -15,8 +15,9 @@ from .files import draft_name
 
 if TYPE_CHECKING:
     from ....runtime.bundle.manifest import DraftInfo
-    from ...families.common.base import Family, GraphSpec
+    from ...families.common.base import Family
     from ...families.common.layer_skip import Sublayers
+    from ...families.common.parts import GraphSpec
     from ...graphs.weights import WeightRef, WeightStore
     from ...parity.capture import Captured
 

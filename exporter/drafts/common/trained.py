@@ -34,7 +34,7 @@ from .files import (
 if TYPE_CHECKING:
     from ...families.common.base import Family
     from ...graphs.weights import WeightStore
-    from ..eagle.speculators_format import Verifier
+    from .verifier import Verifier
 
 WIDEST = 1 << 17
 """Largest width of a decoder that is believed."""

@@ -17,16 +17,18 @@ import numpy as np
 
 from ..common.base import Run
 from ..common.published import PublishedKind, rotary_notices
+from ..common.verifier import Verifier
 from . import eagle_checkpoint
 from .eagle_network import EagleConfig, EagleNetwork
 from .layer_draft import LayerDraft, traced_layer
-from .speculators_format import SPECULATORS, Verifier, model_type, of_verifier, read_eagle
+from .speculators_format import SPECULATORS, model_type, of_verifier, read_eagle
 from .speculators_format import eagle_checkpoint as as_speculators
 
 if TYPE_CHECKING:
     import torch
 
-    from ...families.common.base import Family, GraphSpec
+    from ...families.common.base import Family
+    from ...families.common.parts import GraphSpec
     from ...graphs.traced_module import Template
     from ...graphs.weights import WeightStore
     from ...parity.capture import Captured

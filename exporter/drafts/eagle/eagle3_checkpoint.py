@@ -20,9 +20,10 @@ from torch import Tensor
 
 from ....runtime.common.errors import ExportError
 from ..common.published import CONFIG, TABLE, WEIGHTS, filled, find_weights, layer_shape, read_config
+from ..common.verifier import Verifier
 from .eagle3_network import Eagle3Config, Eagle3Network
 from .eagle_checkpoint import WIDE, names_in, read_tensors
-from .speculators_format import Verifier, document, renamed
+from .speculators_format import document, renamed
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 TYPE = "eagle3"

@@ -11,7 +11,6 @@ The type `eagle` is a layer of EAGLE-1 or EAGLE-2 (or HASS) under names of its o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from ..common.published import (
     layer_shape,
     read_config,
 )
+from ..common.verifier import Verifier
 from .eagle_network import EagleConfig, EagleNetwork
 
 SPECULATORS = "speculators"
@@ -40,16 +40,6 @@ NAMES = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
 TARGETS = (TABLE, "lm_head.weight")
 """Tables of the target, which some files repeat; the target's own are read."""
 DRAFT_LENGTH = 3
-
-
-@dataclass(frozen=True)
-class Verifier:
-    """What such a checkpoint says of its target: `name` is a hub id or a folder, `positions` how many it was made for (None:
-    it does not say)."""
-
-    name: str | None
-    architectures: tuple[str, ...]
-    positions: int | None = None
 
 
 def model_type(folder: Path) -> str | None:

@@ -13,7 +13,7 @@ from ....runtime.graphs.values import positions_shape
 from ...graphs.composer import Composer
 from ...graphs.traced_module import Template, TraceInput
 from ...graphs.weights import WeightRef, WeightStore
-from .base import DecoderShape, GraphSpec
+from .parts import DecoderShape, GraphSpec
 
 Named = Callable[[str], str]
 """A parameter of a traced module → the checkpoint's tensor."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ....runtime.common.errors import ExportError, UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 
 
 def embedding_tensor(checkpoint: Checkpoint, table: str, head: str) -> str:

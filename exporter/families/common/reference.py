@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ....runtime.common.errors import ExportError
-from .base import Family, ReferencePrompt
+from .base import Family
+from .parts import ReferencePrompt
 from .sample_inputs import SENTENCE, odd_picture
 
 
@@ -69,8 +71,20 @@ def padded(
     return ids, mask
 
 
-def random_inputs(family: Family, seed: int, length: int, pictures: bool = True) -> dict[str, torch.Tensor]:
-    """See `Family.reference_inputs`."""
+def reference_inputs(
+    family: Family, kind: str, seed: int, rows: int = 21, *, pictures: bool = True
+) -> dict[str, torch.Tensor]:
+    """Arguments of the model's own forward whose decoder text is `rows` long (more with image rows or a prompt).
+
+    `random`: two sequences of random tokens and pixels, one of them with padding where the model has an encoder;
+    without `pictures` of tokens alone. `realistic`: one picture of an odd size and a sentence, through the model's own
+    processor. Raises KeyError for another `kind`.
+    """
+    make = {"random": functools.partial(_random_inputs, pictures=pictures), "realistic": _realistic_inputs}
+    return make[kind](family, seed, rows)
+
+
+def _random_inputs(family: Family, seed: int, length: int, pictures: bool = True) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     allowed = torch.tensor(_ordinary(family, range(family.language.embedding.shape[0])))
 
@@ -92,8 +106,7 @@ def random_inputs(family: Family, seed: int, length: int, pictures: bool = True)
     return collate(family, prompts, texts)
 
 
-def realistic_inputs(family: Family, seed: int, length: int) -> dict[str, torch.Tensor]:
-    """See `Family.reference_inputs`."""
+def _realistic_inputs(family: Family, seed: int, length: int) -> dict[str, torch.Tensor]:
     image = None if family.vision is None else odd_picture(seed)
     words = SENTENCE.split()
     prompt = family.reference_prompt(image, " ".join(words[:6]))

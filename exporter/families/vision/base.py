@@ -14,13 +14,14 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.composer import Composer
 from ...graphs.hooks import ATTENTION
 from ...graphs.meta_model import hollow_model, signature
 from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec, single_layer
+from ..common.config_checks import single_layer
+from ..common.parts import GraphSpec
 
 
 class Vision:

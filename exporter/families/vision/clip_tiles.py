@@ -17,10 +17,10 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 
 from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.images.tiles import Tiling
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.composer import Composer
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec
+from ..common.parts import GraphSpec
 from .base import Calls
 from .clip import ClipVision
 from .tile_settings import canvas_list, tiled_image

@@ -22,11 +22,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.images.windows import Grid, windows
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.composer import Composer
 from ...graphs.hooks import attend, attention, attention_named, replaced, rotary
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec, check_common
+from ..common.config_checks import check_common
+from ..common.parts import GraphSpec
 from .base import Calls, Vision
 from .patch_settings import patched_image, sampled_video
 

@@ -1,10 +1,10 @@
-"""A chain that a draft with graphs of its own proposes on a device, before the pass that verifies it."""
+"""What a draft gives to a cycle on a device: steps behind the rows of a pass, or a chain by graphs of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -25,6 +25,18 @@ class Sent:
 
 
 NOTHING_SENT = Sent({}, {})
+
+
+class DraftsOnDevice(Protocol):
+    """A proposer with a `draft_step` (`speculative/proposer.py`)."""
+
+    name: str
+
+    def sent_on_device(self, count: int, start: int) -> Sent: ...
+    def draft_step(
+        self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
+    ) -> list[Call]: ...
+    def last_step(self, hidden: View, number: int, sent: Mapping[str, View]) -> list[Call]: ...
 
 
 @dataclass(frozen=True, eq=False)

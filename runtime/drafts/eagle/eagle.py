@@ -32,8 +32,8 @@ from .layer_role import LayerOptions
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
+    from ...decoder.decoder import Decoder
     from ...decoder.device.draft_chain import Keep
-    from ...decoder.forward_pass import Decoder
     from ...sampling.verify import Verdict
     from ...speculative.sequence import Sequence
 

@@ -15,7 +15,7 @@ from .eagle3_kind import TAPPED
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
-    from ...decoder.forward_pass import Decoder
+    from ...decoder.decoder import Decoder
     from ...decoder.token_tree import TokenTree
     from ...engines.base import Call, View
     from ...sampling.verify import Verdict

@@ -16,7 +16,7 @@ from .layer_role import LayerOptions, layer_interface, layer_role
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo, Manifest
-    from ...decoder.forward_pass import Decoder
+    from ...decoder.decoder import Decoder
     from ...speculative.proposer import Proposer
 
 TAPPED = ("low", "middle", "high")

@@ -16,8 +16,8 @@ from ...engines.buffers import HostBuffer
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftCache
+    from ...decoder.decoder import Decoder
     from ...decoder.device.draft_chain import Keep
-    from ...decoder.forward_pass import Decoder
 
 Proposals = tuple[np.ndarray, np.ndarray]
 """Ids int64 and log-probabilities float32, both [rows, ranks]."""

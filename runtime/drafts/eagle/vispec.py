@@ -22,7 +22,7 @@ from .vispec_pairs import Pair, Seen, pairs_of, slots_before
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
-    from ...decoder.forward_pass import Decoder
+    from ...decoder.decoder import Decoder
     from ...engines.base import View
     from ...speculative.sequence import Sequence
     from .layer_pass import Beside

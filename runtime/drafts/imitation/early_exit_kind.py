@@ -8,7 +8,7 @@ from ...bundle.draft_kind import DraftKind
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
-    from ...decoder.forward_pass import Decoder
+    from ...decoder.decoder import Decoder
     from ...speculative.proposer import Proposer
 
 

@@ -17,7 +17,7 @@ from ...graphs.values import hidden_states, own_layer
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo, Manifest
-    from ...decoder.forward_pass import Decoder
+    from ...decoder.decoder import Decoder
     from ...speculative.proposer import Proposer
 
 

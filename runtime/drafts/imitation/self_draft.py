@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...bundle.manifest import DraftInfo
 from ...common.errors import BundleError
-from ...decoder.forward_pass import Decoder
+from ...decoder.decoder import Decoder
 from ...decoder.logits import TargetLogits
 from ...engines.base import DTYPES, Call, View
 from ...engines.buffers import HostBuffer
@@ -68,7 +68,7 @@ class SelfDraft(Proposer):
     def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetLogits]:
         decoder = self._decoder
         call, hidden = self._corrected(decoder.exit_hidden(self._cut, step), batch)
-        head = decoder.bind_head(hidden, self._index.view((batch,)), batch, "draft.", self.draft_graph)
+        head = decoder.heads.bind(hidden, self._index.view((batch,)), batch, "draft.", self.draft_graph)
         found = self._steps[batch, step] = (call, head)
         return found
 

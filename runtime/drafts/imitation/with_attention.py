@@ -16,8 +16,9 @@ from typing import ClassVar
 import numpy as np
 
 from ...bundle.manifest import DraftInfo
+from ...decoder.decoder import Decoder
 from ...decoder.device.draft_chain import Sent
-from ...decoder.forward_pass import PREFILL_WIDTH, Decoder
+from ...decoder.forward_pass import PREFILL_WIDTH
 from ...decoder.logits import TargetLogits
 from ...decoder.masks import CausalMask
 from ...engines.base import Call, View

@@ -30,8 +30,8 @@ from .static_tree import Parents, grow, within
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
+    from ...decoder.decoder import Decoder
     from ...decoder.device.draft_chain import Keep
-    from ...decoder.forward_pass import Decoder
     from ...sampling.draft_sampling import DraftSampling
     from ...sampling.verify import Verdict
     from ...speculative.sequence import Sequence
