@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from vlmexport.runtime.common.errors import BundleError, PromptError
 from vlmexport.runtime.text import growth, regexes
+from vlmexport.runtime.text.regex_nodes import UnreadableRegex
 
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 HAN_UPPER, HAN_LOWER = (f"{kind[:-1]}&&[^\\p{{Han}}]]" for kind in (UPPER, LOWER))
@@ -137,7 +138,7 @@ def test_patterns_that_may_take_very_long_are_refused_by_name(pattern: str) -> N
 
 @pytest.mark.parametrize("pattern", UNREADABLE)
 def test_what_the_reader_does_not_know_is_refused_by_name(pattern: str) -> None:
-    with pytest.raises(regexes.UnreadableRegex, match=UNREADABLE[pattern]):
+    with pytest.raises(UnreadableRegex, match=UNREADABLE[pattern]):
         regexes.work_of(pattern)
 
 
