@@ -73,9 +73,9 @@ def calibrate(
     from ..runtime.commands.progress import showing
     from ..runtime.common.errors import OptionError
     from ..runtime.session.session import Session
+    from ..runtime.tuning.merging import merge_reports as merged
     from ..runtime.tuning.survey import calibrate as measure
     from ..runtime.tuning.survey import check_calibration
-    from ..runtime.tuning.survey import merge as merged
 
     run_alone("vlmexport calibrate")
     opened = Bundle.open(bundle)

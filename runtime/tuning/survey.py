@@ -18,14 +18,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..bundle.combined_drafts import combinations
 from ..bundle.stored_acceptance import StoredAcceptance, stored_acceptance
 from ..bundle.stored_costs import StoredChoice, with_combinations
-from ..bundle.stored_entries import check_report
-from ..common.errors import BundleError, OptionError
+from ..common.errors import OptionError
 from ..graphs.registry import draft_kinds
 from ..hardware import machine
 from ..measure.benchmark import Progress, measured_costs, time_passes
@@ -35,9 +33,9 @@ from ..speedup.budget import Budget
 from ..speedup.cost_model import CostTable
 from ..speedup.predict import MIN_SPEEDUP, AcceptanceCounts, Prediction, choose, choose_by_reward, predictions
 from ..speedup.stats import Stats
-from .ab_runs import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
-from .bootstrap import interval
+from .ab_runs import Arm, Turn, decode, speedup
 from .in_context_costs import within_decoding
+from .report import is_uncertain, measured_prediction, prediction_row, reported_predictions
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
@@ -51,9 +49,6 @@ TREES = (8, 15, 30)
 
 NEAR = 0.9
 """Share of the best prediction from which a way of drafting is decoded beside plain decoding."""
-
-WIDE = 0.1
-"""Width of a prediction's 95 % interval, as a share of it, from which it is called uncertain."""
 
 SECONDS = 20.0
 """As long as all has taken less, requests are decoded again: those of a small model are too short for one look."""
@@ -234,12 +229,12 @@ class Calibration:
             "requests": {"survey": len(self._plain.decoded), "look": len(self._looked_at)},
             "plain_tokens_per_second": 1 / self._plain.cycle_seconds[0],
             "predictions": [
-                _row(entry, looks.get((entry.draft, entry.budget)))
-                for entry in _shown(self._predictions(self._observing()), looks)
+                prediction_row(entry, looks.get((entry.draft, entry.budget)))
+                for entry in reported_predictions(self._predictions(self._observing()), looks)
             ],
             "least": self._least,
             "by": self._by,
-            "uncertain": None if chosen is None or self._data is None else _uncertain(chosen),
+            "uncertain": None if chosen is None or self._data is None else is_uncertain(chosen),
             "costs": costs.to_json(),
             "acceptance": [entry.to_dict() for entry in entries],
             "machine": machine.describe(session.decoder.engine.machine),
@@ -314,77 +309,9 @@ class Calibration:
             if self._by == "reward":
                 return self._by_reward()
             return choose(self._timed[0], self._known(self._arms), self._least)
-        found = _measured(max(looked, key=lambda arm: speedup(arm.halves[0])))
+        found = measured_prediction(max(looked, key=lambda arm: speedup(arm.halves[0])))
         return found if self._by == "reward" or found.speedup >= self._least else None
-
-
-def merge(documents: Mapping[str, Mapping[str, Any]], fingerprint: str) -> tuple[list[Any], list[Any]]:
-    """(costs, acceptance) of several reports of `calibrate` of the same model, or of manifests, each under its name.
-
-    Raises `OptionError`, naming document, field and value, for one of another model and for what is no report.
-    """
-    costs: list[Any] = []
-    acceptance: list[Any] = []
-    for name, document in documents.items():
-        model = document.get("model")
-        found = model.get("fingerprint") if isinstance(model, Mapping) else document.get("fingerprint")
-        if found != fingerprint:
-            raise OptionError(
-                f"--merge {name}: {found!r:.80} is the fingerprint of another model than this bundle's"
-            )
-        try:
-            more_costs, more_acceptance = check_report(document)
-        except BundleError as error:
-            reason = str(error).removeprefix("manifest ").removesuffix("; build the bundle again")
-            raise OptionError(
-                f"--merge {name}: {reason}; give a report of `vlmexport calibrate --json`"
-            ) from None
-        costs += more_costs
-        acceptance += more_acceptance
-    return costs, acceptance
 
 
 def _over(until: float | None, done: int) -> bool:
     return until is not None and done >= 2 and time.perf_counter() >= until
-
-
-def _measured(arm: Arm) -> Prediction:
-    """A draft as the requests show it that it was not chosen by."""
-    turns = arm.halves[1]
-    assert arm.draft is not None and arm.budget is not None, "plain decoding is not looked at"
-    value, tokens = speedup(turns), tokens_per_cycle(turns)
-    sure = interval(lambda drawn: speedup(list(chain.from_iterable(drawn))), by_request(turns))
-    return Prediction(arm.draft, arm.budget, value, tokens, tokens / value, sure)
-
-
-def _uncertain(chosen: Prediction) -> bool:
-    if chosen.interval is None:
-        return True
-    low, high = chosen.interval
-    return high - low > WIDE * chosen.speedup
-
-
-def _shown(
-    found: Sequence[Prediction], looks: Mapping[tuple[str | None, Budget | None], Arm]
-) -> list[Prediction]:
-    """Of every draft its fastest chain, every tree, and what was looked at; `found` is fastest first."""
-    chains: set[str] = set()
-    best = []
-    for entry in found:
-        if entry.budget.nodes == entry.budget.depth:
-            if entry.draft in chains and (entry.draft, entry.budget) not in looks:
-                continue
-            chains.add(entry.draft)
-        best.append(entry)
-    return best
-
-
-def _row(entry: Prediction, looked: Arm | None) -> dict[str, Any]:
-    """`measured` and `interval` of what was looked at: on the requests that it was not chosen by."""
-    found = None if looked is None else _measured(looked)
-    return {
-        "draft": entry.draft, "nodes": entry.budget.nodes, "depth": entry.budget.depth, "speedup": entry.speedup,
-        "tokens_per_cycle": entry.tokens_per_cycle, "break_even": entry.break_even,
-        "measured": None if found is None else found.speedup,
-        "interval": None if found is None or found.interval is None else list(found.interval),
-    }  # fmt: skip

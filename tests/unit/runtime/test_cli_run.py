@@ -30,7 +30,7 @@ from vlmexport.runtime.hardware import machine
 from vlmexport.runtime.hardware.machine import BUSY
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.measure import benchmark
+from vlmexport.runtime.measure import benchmark, benchmark_report
 from vlmexport.runtime.measure.headline import headline
 from vlmexport.runtime.measure.timing import GraphTimer
 from vlmexport.runtime.speedup.cost_model import FREE, DraftCosts
@@ -532,14 +532,14 @@ def test_speed_up_agrees_with_every_pair_of_figures(
     repeats: list[tuple[float, float, float, float]],
 ) -> None:
     """`repeats`: seconds to the first token and of decoding, plain and speculative."""
-    arms = [benchmark.Arm(), benchmark.Arm()]
+    arms = [benchmark_report.Arm(), benchmark_report.Arm()]
     for seconds in repeats:
         for arm, first, decoding in zip(arms, seconds[::2], seconds[1::2], strict=True):
             arm.tokens.append(40)
             arm.first_seconds.append(first)
             arm.decode_seconds.append(decoding)
             arm.engine_seconds.append(0.0)
-    one_story({"repeats": len(repeats), **benchmark.side_by_side(*arms)})
+    one_story({"repeats": len(repeats), **benchmark_report.side_by_side(*arms)})
 
 
 @pytest.mark.usefixtures("quick")

@@ -13,7 +13,7 @@ from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.predict import AcceptanceCounts, choose, choose_by_reward, predict, predictions
 from vlmexport.runtime.speedup.stats import Stats
-from vlmexport.runtime.tuning.survey import merge
+from vlmexport.runtime.tuning.merging import merge_reports
 
 FLAT = Curve({1: 1.0, 40: 1.0})
 STEEP = Curve({1: 1.0, 2: 2.0, 40: 40.0})
@@ -154,7 +154,7 @@ def test_devices_are_merged_and_another_model_is_refused() -> None:
         return {"fingerprint": "f", "costs": costs_of(machine), "acceptance": [seen]}
 
     whole = {"model": {"fingerprint": "f"}, "costs": [costs_of("c"), costs_of("d")], "acceptance": []}
-    costs, acceptance = merge({"a": report("a"), "b": report("b"), "whole": whole}, "f")
+    costs, acceptance = merge_reports({"a": report("a"), "b": report("b"), "whole": whole}, "f")
     assert [entry["machine"] for entry in costs] == ["a", "b", "c", "d"] and len(acceptance) == 2
     with pytest.raises(OptionError, match="--merge a: 'f' is the fingerprint of another model"):
-        merge({"a": report("a")}, "g")
+        merge_reports({"a": report("a")}, "g")

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, StoredCosts
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
-from vlmexport.runtime.policy.adaptive import LOSS, MAX_SHARED, UNTRAINED_FLOOR, Acceptance, Adaptive
+from vlmexport.runtime.policy.acceptance import Acceptance
+from vlmexport.runtime.policy.adaptive import MAX_SHARED, UNTRAINED_FLOOR, Adaptive
 from vlmexport.runtime.policy.base import FixedLength, LogisticLength
+from vlmexport.runtime.policy.records import LOSS
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speedup.budget import NOTHING, Budget
 from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCosts

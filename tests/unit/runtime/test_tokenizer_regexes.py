@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from vlmexport.runtime.common.errors import BundleError, PromptError
 from vlmexport.runtime.text import growth, regexes
+from vlmexport.runtime.text.regex_nodes import UnreadableRegex
 
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 HAN_UPPER, HAN_LOWER = (f"{kind[:-1]}&&[^\\p{{Han}}]]" for kind in (UPPER, LOWER))
@@ -137,7 +138,7 @@ def test_slow_patterns_are_refused(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", UNREADABLE)
 def test_unknown_pattern_syntax_is_refused(pattern: str) -> None:
-    with pytest.raises(regexes.UnreadableRegex, match=UNREADABLE[pattern]):
+    with pytest.raises(UnreadableRegex, match=UNREADABLE[pattern]):
         regexes.work_of(pattern)
 
 
