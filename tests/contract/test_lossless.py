@@ -33,7 +33,7 @@ def there(case: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("family", "engine", "draft"), itertools.product(FAMILIES, ENGINES, ("mixed", "imitation-attending"))
+    ("family", "engine", "draft"), [*itertools.product(FAMILIES, ENGINES, ("mixed", "imitation-attending"))]
 )
 def test_every_draft_on_every_engine(rigs: Callable, family: str, engine: str, draft: str) -> None:
     """The row that every family × draft × engine has in every run: all drafts of a bundle side by side in a batch."""
