@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...exporter.common.disk_full import full_disk_in
+from ...exporter.common.write_errors import explain_write_errors
 from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.common.locks import only_one
@@ -67,9 +67,9 @@ def generate_data(
         InputError: a bad record, when strict; a shard without any answer before there are others.
     """
     options = options or GenerationOptions()
-    with full_disk_in(out):
+    with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    with full_disk_in(out), only_one(out / LOCK, kept=False):
+    with explain_write_errors(out), only_one(out / LOCK, kept=False):
         say = report or (lambda line: print(line, file=sys.stderr, flush=True))
         shards = -(-len(records) // shard_size)
         run: dict[str, Any] = {

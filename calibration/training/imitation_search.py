@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from ...exporter.common.disk_full import full_disk_in
+from ...exporter.common.write_errors import explain_write_errors
 from ...exporter.drafts.imitation.imitation_network import ImitationConfig
 from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import OptionError
@@ -78,7 +78,7 @@ def search_shapes(
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise OptionError(f"--search has nothing to choose: leave out one of {flags}")
     cache = cache or out / "features"
-    with full_disk_in(out):
+    with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         identity = _identity(target, records, validation, own, loop, fixed)
         found = [] if restart else _stored(out, identity)

@@ -22,7 +22,7 @@ from ...runtime.bundle.manifest import FLOATS, Manifest
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint.tensors import Place, TensorFiles
-from ..common.disk_full import FULL
+from ..common.write_errors import FULL
 from .dtypes import ONNX, TORCH, stored_bytes
 from .quantize import BLOCK, INTEGERS, SCALES, packed
 
