@@ -47,11 +47,6 @@ class PlanReport:
         """Bytes of all plans."""
         return sum(e["bytes"] for e in self.entries)
 
-    @property
-    def overhead_bytes(self) -> int:
-        """Bytes of all plans beyond their weights."""
-        return sum(e["overhead_bytes"] for e in self.entries)
-
 
 SHARED_TABLES = ("embedding_table", "lm_head_table")
 """Tensors of a manifest that graphs take as inputs where they are weights of several: a tied LM head is the first."""
