@@ -51,9 +51,9 @@ def read_progress(place: Path, names: Sequence[str]) -> dict[str, Any]:
     """What `save_progress` wrote last of the files `names`, perhaps with others; {} where that was of other files: they are
     made anew then, so that what it says does not hold any more, and it is removed."""
     path = place / PROGRESS
-    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    if set(names) <= set(found.get("files", ())) and all((place / f"{n}.partial").exists() for n in names):
-        return found
+    progress = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if set(names) <= set(progress.get("files", ())) and all((place / f"{n}.partial").exists() for n in names):
+        return progress
     path.unlink(missing_ok=True)
     return {}
 

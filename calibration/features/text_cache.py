@@ -61,13 +61,13 @@ class CachedTexts:
     def __init__(self, folder: Path, target: Target, taps: Sequence[int] = ()) -> None:
         meta = json.loads((folder / "cache.json").read_text("utf-8"))
         files = {kept.name: kept for kept in _files(meta["hidden_size"], meta["dtype"], taps)}
-        found = {name: kept.read(folder) for name, kept in files.items()}
+        arrays = {name: kept.read(folder) for name, kept in files.items()}
         self.target, self.taps = target, tuple(sorted(set(taps)))
         self.records, self.tokens, self.pictures = (
-            np.asarray(found[name]) for name in ("records", "tokens", "pictures")
+            np.asarray(arrays[name]) for name in ("records", "tokens", "pictures")
         )
-        self.rows_of = {0: found["hidden"]} | {tap: found[f"tap.{tap}"] for tap in self.taps}
-        self.picture_rows = found["picture_rows"]
+        self.rows_of = {0: arrays["hidden"]} | {tap: arrays[f"tap.{tap}"] for tap in self.taps}
+        self.picture_rows = arrays["picture_rows"]
         self._ends = np.cumsum(self.records[:, 0])
         self._picture_ends = np.cumsum(self.pictures[:, 2])
 
@@ -101,7 +101,7 @@ class CachedTexts:
         )
 
     def _pictures(self, index: int) -> list[tuple[int, Tensor]]:
-        found = []
+        pictures = []
         first, last = np.searchsorted(
             self.pictures[:, 0], (index, index + 1)
         )  # they lie in the order of records
@@ -111,8 +111,8 @@ class CachedTexts:
             rows = np.array(self.picture_rows[end - count : end], np.float32).reshape(
                 steps, count // steps, -1
             )
-            found.append((place, torch.from_numpy(rows).to(self.target.device)))
-        return found
+            pictures.append((place, torch.from_numpy(rows).to(self.target.device)))
+        return pictures
 
 
 def build_text_cache(

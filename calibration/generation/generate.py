@@ -94,8 +94,8 @@ def generate_data(
         left = Counter(number for number, _ in places)
         lines: dict[int, dict[int, list[str]]] = {number: {} for number in missing}
         done = 0
-        with closing(answers.answer([records[i] for _, i in places], options)) as found:
-            for place, outcome in found:
+        with closing(answers.answer([records[i] for _, i in places], options)) as outcomes:
+            for place, outcome in outcomes:
                 number, index = places[place]
                 record = records[index]
                 if isinstance(outcome, InputError):
@@ -121,8 +121,8 @@ def generate_data(
                 spent = time.perf_counter() - clock
                 rest = spent / done * (len(missing) - done)
                 say(f"shard {number + 1}/{shards}  {tokens / spent:,.0f} tokens/s  {rest:.0f} s left")
-        if problems.found:
-            say(f"{len(problems.found)} record(s) were skipped")
+        if problems.lines:
+            say(f"{len(problems.lines)} record(s) were skipped")
         if lengths:
             say(f"{len(lengths)} answers of fewer than {options.min_answer} tokens were left out")
         if cut:
@@ -130,7 +130,7 @@ def generate_data(
         return Generated(
             shards,
             len(missing),
-            len(problems.found),
+            len(problems.lines),
             written,
             cut,
             tokens,
@@ -146,7 +146,7 @@ def _nothing_written(problems: Problems, lengths: list[int], options: Generation
             f"none of the first {len(lengths)} answer(s) has {options.min_answer} tokens (--min-answer), the longest has "
             f"{max(lengths)}; ask for more with --prompt-suffix, or lower it"
         )
-    return f"none of the first {len(problems.found)} record(s) can be answered; {problems.found[0]}"
+    return f"none of the first {len(problems.lines)} record(s) can be answered; {problems.lines[0]}"
 
 
 def _claim(out: Path, run: dict[str, Any]) -> None:
