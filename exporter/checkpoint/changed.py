@@ -58,10 +58,10 @@ class Origin:
         path = folder / FILE
         if not path.exists():
             return None
-        found = read_json(path, LARGEST, ExportError)
+        document = read_json(path, LARGEST, ExportError)
         values = (
-            [found.get(n) for n in ("name", "fingerprint", "default_prompt")]
-            if isinstance(found, dict)
+            [document.get(n) for n in ("name", "fingerprint", "default_prompt")]
+            if isinstance(document, dict)
             else []
         )
         for value, longest in zip(values, (200, 200, LONGEST), strict=False):
@@ -136,13 +136,13 @@ def write_changed(folder: Path, checkpoint: Checkpoint, tensors: ChangedTensors,
 
 def _shards(tensors: ChangedTensors) -> list[list[str]]:
     """Names by file: at most `SHARD_BYTES` each, or one tensor."""
-    found: list[list[str]] = [[]]
+    shards: list[list[str]] = [[]]
     used = 0
     for name in tensors:
         size = tensors.bytes(name)
-        if found[-1] and used + size > SHARD_BYTES:
-            found.append([])
+        if shards[-1] and used + size > SHARD_BYTES:
+            shards.append([])
             used = 0
-        found[-1].append(name)
+        shards[-1].append(name)
         used += size
-    return found
+    return shards

@@ -86,10 +86,10 @@ class Qwen2_5_VLFamily(Family):
             if name in grids
         }
         whole = [i for token in ids for i in [token] * (next(rows[token]) if token in rows else 1)]
-        found = torch.tensor([whole])
+        input_ids = torch.tensor([whole])
         positions, _ = self.vision.model.model.get_rope_index(
-            found,
-            **self.forward_arguments(found),
+            input_ids,
+            **self.forward_arguments(input_ids),
             **grids,
             second_per_grid_ts=vision.get("second_per_grid_ts"),
         )

@@ -220,11 +220,11 @@ class Composer:
 
     def model(self) -> ir.Model:
         """The finished model. Raises ExportError when it lacks an input or output of its role."""
-        for kind, wanted, found in (
+        for kind, wanted, values in (
             ("input", self._inputs, self._graph.inputs),
             ("output", self._outputs, self._graph.outputs),
         ):
-            missing = sorted(set(wanted) - {value.name for value in found})
+            missing = sorted(set(wanted) - {value.name for value in values})
             if missing:
                 raise ExportError(f"{self.name}: no {kind} {', '.join(missing[:4])}, which its role needs")
         return ir.Model(self._graph, ir_version=10, producer_name="vlmexport")

@@ -117,10 +117,10 @@ def remove_no_ops(graph: ir.Graph) -> None:
             no_op = source is not None and source.dtype == ir.DataType(node.attributes["to"].as_int())
         elif node.op_type in _NEUTRAL and node.outputs[0].shape is not None:
             left, right = node.inputs
-            found = [
+            operands = [
                 (a, b) for a, b in ((left, right), (right, left)) if _scalar(b) == _NEUTRAL[node.op_type]
             ]
-            keep = found[0][0] if found else None
+            keep = operands[0][0] if operands else None
             no_op = keep is not None and keep.shape == node.outputs[0].shape
         else:
             no_op = False

@@ -106,11 +106,11 @@ def identify(prepared: Prepared) -> None:
     trained draft must know."""
     if prepared.checkpoint.fetch():
         prepared.family = family_for(prepared.checkpoint)
-    found = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
+    identity = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
     shape = prepared.family.decoder
     for draft in prepared.selection.drafts:
         draft.check_family(prepared.family)
-        draft.check_target(prepared.request.model, found, shape.num_layers, shape.hidden_size)
+        draft.check_target(prepared.request.model, identity, shape.num_layers, shape.hidden_size)
 
 
 def _plan_options(request: BuildRequest, family: Family, selection: DraftSelection) -> PlanOptions | None:

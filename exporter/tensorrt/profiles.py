@@ -125,7 +125,7 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
     elif role not in ("embed", "segment", "head", "fusion", *DRAFT_LAYERS) and not prompts:
         widths = widths[1:]  # other graphs of drafts see no prompt, and a prompt's mask comes from the host
     visual = sizes.max_batch + max(PREFILL_WIDTH, sizes.max_width)
-    found = [
+    profiles = [
         Profile(
             name,
             {
@@ -140,7 +140,7 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
         )
         for name, width, wanted in widths
     ]
-    return [p for p in found if p.name != "verify" or sizes.max_width > 1 or len(found) == 1]
+    return [p for p in profiles if p.name != "verify" or sizes.max_width > 1 or len(profiles) == 1]
 
 
 def _range(low: int, usual: int, high: int) -> Range:

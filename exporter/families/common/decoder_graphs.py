@@ -99,10 +99,10 @@ def _compose_layers(
     per_layer = {kind: {i: graph.input(f"{kind}.{i}") for i in attention} for kind in kinds}
     updated: dict[str, dict[int, ir.Value]] = {"key_cache": {}, "value_cache": {}}
     for i in layers:
-        found = layer(i)
-        if found is None:
+        piece = layer(i)
+        if piece is None:
             continue
-        template, names = found
+        template, names = piece
         inputs = {"hidden": hidden, **shared}
         inputs |= {kind: values[i] for kind, values in per_layer.items() if i in values}
         result = graph.call(template, f"layer.{i}", inputs, names)

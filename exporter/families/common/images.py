@@ -31,8 +31,8 @@ def square_image(
     """
     described = _described(settings, side, processor, reference, refused=("do_center_crop", "do_pad"))
     size = settings.get("size") or reference.size
-    found = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
-    if found != side:
+    sides = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if sides != side:
         raise _other_size(size, side)
     return described
 
@@ -46,8 +46,8 @@ def cropped_image(
         raise UnsupportedModelError("image processor: do_center_crop=false is not supported")
     described = _described(settings, side, processor, reference, refused=("do_pad",))
     crop = settings.get("crop_size") or reference.crop_size
-    found = (crop.get("height"), crop.get("width")) if isinstance(crop, dict) else (crop, crop)
-    if found != side:
+    sides = (crop.get("height"), crop.get("width")) if isinstance(crop, dict) else (crop, crop)
+    if sides != side:
         raise _other_size(crop, side)
     size = settings.get("size") or reference.size
     short = size.get("shortest_edge") if isinstance(size, dict) else size
@@ -64,12 +64,12 @@ def patched_image(
     `grid` is the tower's. Pictures keep between `min_pixels` and `max_pixels`, which `most_pixels` lowers.
     """
     described = _described(settings, None, processor, reference, refused=())
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in ("patch_size", "merge_size", "temporal_patch_size"):
-        found[name] = settings.get(name, getattr(reference, name))
-        if found[name] != getattr(grid, name):
+        values[name] = settings.get(name, getattr(reference, name))
+        if values[name] != getattr(grid, name):
             raise UnsupportedModelError(
-                f"image processor: {name}={found[name]!r:.40} differs from the vision tower's {getattr(grid, name)}"
+                f"image processor: {name}={values[name]!r:.40} differs from the vision tower's {getattr(grid, name)}"
             )
     given = settings.get("size") or {}
     if not isinstance(given, dict):
@@ -79,16 +79,16 @@ def patched_image(
     size = {**reference.size, **given}
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         asked = settings.get(name)
-        found[name] = size.get(edge) if asked is None else asked
-    if most_pixels is not None and type(found["max_pixels"]) is int:
-        found["max_pixels"] = min(most_pixels, found["max_pixels"])
-    least, most = found["min_pixels"], found["max_pixels"]
+        values[name] = size.get(edge) if asked is None else asked
+    if most_pixels is not None and type(values["max_pixels"]) is int:
+        values["max_pixels"] = min(most_pixels, values["max_pixels"])
+    least, most = values["min_pixels"], values["max_pixels"]
     if type(least) is not int or type(most) is not int or not 1 <= least <= most or most < grid.unit_pixels:
         raise UnsupportedModelError(
             f"image processor: {least!r:.40} to {most!r:.40} pixels are no sizes of pictures"
             + ("" if most_pixels is None else f"; --max-pixels {most_pixels} is too small for this model")
         )
-    return {**described, **found}
+    return {**described, **values}
 
 
 def sampled_video(
@@ -155,20 +155,20 @@ def tiled_image(settings: dict[str, Any], tiling: Tiling, processor: str, refere
         lengths = tuple(size.values()) if isinstance(size, dict) else (size,)
         if not lengths or any(length != tiling.side for length in lengths):
             raise _other_size(size, side)
-    found = canvas_list(
+    canvases = canvas_list(
         settings.get("image_grid_pinpoints") or reference.image_grid_pinpoints, tiling.side, "image processor"
     )
-    if found != tiling.canvases:
+    if canvases != tiling.canvases:
         raise UnsupportedModelError(
             "image processor: image_grid_pinpoints differ from the model's, "
             f"{[list(canvas) for canvas in tiling.canvases]!r:.200}"
         )
-    return {**described, "image_grid_pinpoints": [list(canvas) for canvas in found]}
+    return {**described, "image_grid_pinpoints": [list(canvas) for canvas in canvases]}
 
 
 def canvas_list(value: Any, side: int, owner: str) -> tuple[tuple[int, int], ...]:
     """`image_grid_pinpoints` as (height, width) in whole tiles of `side` pixels; `owner` is named in errors."""
-    found: list[tuple[int, int]] = []
+    canvases: list[tuple[int, int]] = []
     for each in value if isinstance(value, list | tuple) else [value]:
         lengths = tuple(each) if isinstance(each, list | tuple) else ()
         if len(lengths) != 2 or not all(
@@ -177,10 +177,10 @@ def canvas_list(value: Any, side: int, owner: str) -> tuple[tuple[int, int], ...
             raise UnsupportedModelError(
                 f"{owner}: {each!r:.80} in image_grid_pinpoints is not a height and a width in tiles of {side}"
             )
-        found.append((lengths[0], lengths[1]))
-    if not found:
+        canvases.append((lengths[0], lengths[1]))
+    if not canvases:
         raise UnsupportedModelError(f"{owner}: image_grid_pinpoints is empty")
-    return tuple(found)
+    return tuple(canvases)
 
 
 def _other_size(size: Any, side: tuple[int, int]) -> UnsupportedModelError:

@@ -34,8 +34,8 @@ def collate(
         arguments["input_ids"], arguments["attention_mask"] = padded(rows, pad_id(family), left)
         return arguments | family.forward_arguments(arguments["input_ids"])
     if prompts[0].input_ids:
-        found = padded([p.input_ids for p in prompts], pad_id(family))
-        arguments["input_ids"], arguments["attention_mask"] = found
+        ids_and_mask = padded([p.input_ids for p in prompts], pad_id(family))
+        arguments["input_ids"], arguments["attention_mask"] = ids_and_mask
     if texts is not None or len(decoded[0]) > 1:  # `generate` starts with the start token by itself
         arguments["decoder_input_ids"], _ = padded(rows, pad_id(family))
     return arguments
@@ -49,9 +49,9 @@ def decoder_prefix(prompt: ReferencePrompt) -> tuple[int, ...]:
 def pad_id(family: Family) -> int:
     """A token to fill short rows with: which one does not matter, for it is masked or behind every real row."""
     for name in ("pad_token_id", "eos_token_id"):
-        found = getattr(family.checkpoint.tokenizer, name, None)
-        if found is not None:
-            return found
+        token = getattr(family.checkpoint.tokenizer, name, None)
+        if token is not None:
+            return token
     return 0
 
 

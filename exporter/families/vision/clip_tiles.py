@@ -87,8 +87,8 @@ class ClipTilesVision(ClipVision):
 
     def settings(self) -> dict[str, Any]:
         """LLaVA-NeXT's processor."""
-        found = self.checkpoint.image_settings
-        described = tiled_image(found, self.tiling, "llava-next", LlavaNextImageProcessorPil)
+        settings = self.checkpoint.image_settings
+        described = tiled_image(settings, self.tiling, "llava-next", LlavaNextImageProcessorPil)
         return {**described, "patch_size": self.config.vision_config.patch_size}
 
     def tensors(self, made: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -111,13 +111,13 @@ class ClipTilesVision(ClipVision):
 
     def runs(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """See `Vision`."""
-        found, start = [], 0
+        runs, start = [], 0
         for size in tensors["image_sizes"].tolist():
             end = start + self.tiling.tiles(*size)
             pixels = tensors["pixel_values"][start:end]
-            found.append({"pixel_values": pixels, "row_index": self.tiling.row_index(*size)})
+            runs.append({"pixel_values": pixels, "row_index": self.tiling.row_index(*size)})
             start = end
-        return found
+        return runs
 
     def output(self, model: Any) -> nn.Module:
         """The model without its head: no module of its own puts rows into order."""

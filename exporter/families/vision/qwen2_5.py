@@ -223,14 +223,14 @@ class Qwen2_5Vision(Vision):
 
     def runs(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """See `Vision`; a picture's patches are put into the order of windows, a video's are one run a time step."""
-        found, start = [], 0
+        runs, start = [], 0
         for frames, down, across in tensors["image_grid_thw"].tolist():
             for _ in range(frames):
                 pixels = tensors["pixel_values"][start : start + down * across]
                 merge = self.grid.merge_size
-                found.append(windows(pixels, down // merge, across // merge, self.grid))
+                runs.append(windows(pixels, down // merge, across // merge, self.grid))
                 start += down * across
-        return found
+        return runs
 
     def output(self, model: Any) -> nn.Module:
         """The tower, merger included."""
