@@ -111,9 +111,9 @@ def _halves(angles: Any) -> tuple[Tensor, Tensor] | None:
     return cos, sin
 
 
-def _mask(family: Family, rows: int, bias: Tensor | None) -> Tensor:
-    """[heads, rows, rows]: a row sees itself and what is before it, with T5's bias on top."""
-    seen = torch.ones(rows, rows, dtype=torch.bool).tril()[None]
+def _mask(family: Family, length: int, bias: Tensor | None) -> Tensor:
+    """[heads, length, length]: a token sees itself and what is before it, with T5's bias on top."""
+    seen = torch.ones(length, length, dtype=torch.bool).tril()[None]
     if family.decoder.mask_dtype == "bool":
         return seen
     assert bias is not None
@@ -202,7 +202,7 @@ class _Drafting:
     def keep(self, kept: Tensor) -> None:
         """Go on with those of the chains for which bool [n] says so."""
         self.places = self.places[kept]
-        self._own = {index: tuple(each[kept] for each in rows) for index, rows in self._own.items()}
+        self._own = {index: tuple(each[kept] for each in caches) for index, caches in self._own.items()}
 
     def step(self, ids: Tensor) -> Tensor:
         """Logits [n, V] behind the next token int64 [n] of every chain."""

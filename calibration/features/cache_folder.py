@@ -91,9 +91,9 @@ def check_cache_dtype(dtype: str) -> None:
         raise OptionError(f"--cache-dtype {dtype!r}: choose one of {', '.join(CACHE_DTYPES)}")
 
 
-def stored(rows: Tensor, dtype: str, target: str) -> np.ndarray:
-    """`rows` in the dtype of a cache. OptionError where one does not fit."""
-    peak = rows.abs().max().item() if len(rows) else 0.0
+def stored(values: Tensor, dtype: str, target: str) -> np.ndarray:
+    """`values` in the dtype of a cache. OptionError where one does not fit."""
+    peak = values.abs().max().item() if len(values) else 0.0
     if not math.isfinite(peak) or peak > float(np.finfo(dtype).max):
         raise OptionError(f"a row of {target} reaches {peak:.3g}, beyond {dtype}; use --cache-dtype float32")
-    return rows.cpu().numpy().astype(dtype)
+    return values.cpu().numpy().astype(dtype)

@@ -85,8 +85,8 @@ class TorchAnswers:
         return None
 
 
-def _draws(seeds: Sequence[int], temperature: float, rows: Sequence[int]) -> LogitsProcessorList:
-    return LogitsProcessorList([Draws([seeds[row] for row in rows], temperature)])
+def _draws(seeds: Sequence[int], temperature: float, batch_indices: Sequence[int]) -> LogitsProcessorList:
+    return LogitsProcessorList([Draws([seeds[batch_index] for batch_index in batch_indices], temperature)])
 
 
 class Draws(LogitsProcessor):

@@ -211,11 +211,11 @@ class Trainer:
                 f"{self.options.lr:g}) and begin anew with --restart"
             )
 
-    def _summed(self, rows: int) -> int:
+    def _summed(self, count: int) -> int:
         """Over all processes."""
         if self.accelerator.num_processes == 1:
-            return rows
-        return int(all_summed(torch.tensor(rows, device=self.accelerator.device)).item())
+            return count
+        return int(all_summed(torch.tensor(count, device=self.accelerator.device)).item())
 
     def _sum_gradients(self) -> None:
         """Let every process have the sum of all gradients, also one whose own batch was empty."""
