@@ -159,7 +159,7 @@ def merge_parallel_linears(graph: ir.Graph, weights: dict[str, WeightSource]) ->
             source = weights[node.inputs[1].name]  # type: ignore[index]
             if source.transpose and len(node.inputs[1].uses()) == 1:
                 groups.setdefault(node.inputs[0], []).append(node)  # type: ignore[arg-type]
-    for rows, nodes in groups.items():
+    for left, nodes in groups.items():
         if len(nodes) < 2:
             continue
         tails = [_bias_add(n, weights) for n in nodes]
@@ -170,7 +170,7 @@ def merge_parallel_linears(graph: ir.Graph, weights: dict[str, WeightSource]) ->
         parts = [weights[n] for n in names]  # type: ignore[index]
         widths = [p.shape[1] for p in parts]
         joined = _add_weight(graph, weights, parts, (parts[0].shape[0], sum(widths)), transpose=True)
-        matmul = ir.Node("", "MatMul", [rows, joined], num_outputs=1)
+        matmul = ir.Node("", "MatMul", [left, joined], num_outputs=1)
         matmul.outputs[0].name = f"{joined.name}_rows"
         anchor, made, wide = nodes[0], [matmul], matmul.outputs[0]
         if biased:

@@ -93,8 +93,8 @@ def _residual_nodes(nodes: list[onnx.NodeProto], maker: dict[str, int]) -> set[i
         stream.add(node.output[0])
         indices.add(index)
         for name in node.input:
-            product, rows = _product(nodes, maker, name)
-            source = maker.get(rows)
+            product, left = _product(nodes, maker, name)
+            source = maker.get(left)
             # The attention's output product reads moved rows; the feed-forward's reads an activation.
             if product is None or source is None:
                 continue

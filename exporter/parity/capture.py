@@ -64,10 +64,10 @@ class Captured:
             self.error is not None and self.final_hidden is not None and self.error.final_hidden is not None
         )
         width = self.final_hidden.shape[-1]
-        rows, error = (
+        hidden_states, error = (
             values.reshape(-1, width)[index] for values in (self.final_hidden, self.error.final_hidden)
         )
-        return torch.from_numpy(rows), torch.from_numpy(error)
+        return torch.from_numpy(hidden_states), torch.from_numpy(error)
 
 
 def capture(
@@ -149,11 +149,11 @@ def _embed(
     family: Family, embed: nn.Module, ids: torch.Tensor, image_embeds: torch.Tensor | None
 ) -> torch.Tensor:
     """Rows [B, N, E] of a prompt, image rows in the places of image tokens."""
-    rows = embed(ids)
+    embeds = embed(ids)
     if image_embeds is not None and family.image_token_id is not None:
-        rows = rows.clone()
-        rows[ids == family.image_token_id] = image_embeds.reshape(-1, image_embeds.shape[-1])
-    return rows
+        embeds = embeds.clone()
+        embeds[ids == family.image_token_id] = image_embeds.reshape(-1, image_embeds.shape[-1])
+    return embeds
 
 
 def _vision_inputs(inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
@@ -173,13 +173,17 @@ def residuals_at(
     for index, module in [*((i, layers[i]) for i in cuts if i < len(layers)), (len(layers), norm)]:
 
         def hook(_module: Any, args: Any, kwargs: Any, index: int = index) -> Any:
-            rows = args[0] if args else kwargs["hidden_states"]
+            hidden_states = args[0] if args else kwargs["hidden_states"]
             if given is None:
-                residuals[index] = _array(rows)
+                residuals[index] = _array(hidden_states)
                 return None
-            residuals[index] = rows
-            rows = widened(given.residuals[index] if index else given.input_embeds)
-            return ((rows, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": rows})
+            residuals[index] = hidden_states
+            hidden_states = widened(given.residuals[index] if index else given.input_embeds)
+            return (
+                ((hidden_states, *args[1:]), kwargs)
+                if args
+                else (args, kwargs | {"hidden_states": hidden_states})
+            )
 
         # Before a hook that loads parameters: a recorded input does not depend on them.
         hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))

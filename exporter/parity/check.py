@@ -64,13 +64,13 @@ def check_parity(
     whole = [
         draft.with_precision(None).stored_as(manifest.weights_dtype) for draft in drafts if draft.precision
     ]
-    rows = compared_rows(manifest.limits.max_length)
-    streamed = not fits_whole(_whole_bytes(bundle, family, rows), memory_limit, manifest.weights.total)
+    length = compared_rows(manifest.limits.max_length)
+    streamed = not fits_whole(_whole_bytes(bundle, family, length), memory_limit, manifest.weights.total)
     model = load_reference(checkpoint, manifest.weights_dtype, streamed=streamed)
     lm_head = any(draft.reads_lm_head for draft in drafts)
     exact = load_exact(checkpoint, manifest.weights_dtype)
     captures = []
-    for kind, inputs in compared_inputs(family, rows, streamed=streamed):
+    for kind, inputs in compared_inputs(family, length, streamed=streamed):
         captured = capture(model, family, kind, manifest.decoder.cuts, inputs, lm_head)
         captured.error = float32_errors(exact, family, manifest.decoder.cuts, inputs, captured)
         captured.without = _without(model, exact, family, manifest, kind, inputs)
@@ -90,7 +90,7 @@ def check_parity(
                 f"({row.relative_difference:.2g} of the largest value, {row.limit:.1e} allowed)"
             )
     if generation and streamed:
-        parity_rows.append(compare_first_tokens(bundle, runner, family, realistic, min(rows, FIRST_TOKENS)))
+        parity_rows.append(compare_first_tokens(bundle, runner, family, realistic, min(length, FIRST_TOKENS)))
     elif generation and runnable:
         if progress:
             progress("generation", len(parity_rows), len(parity_rows) + 1)

@@ -88,12 +88,12 @@ def _run_with_tensors(
 
 
 def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
-    rows, error = c.image_embeds, _error(c).image_embeds
-    if rows is None or error is None:
+    image_embeds, error = c.image_embeds, _error(c).image_embeds
+    if image_embeds is None or error is None:
         return  # text alone
-    width = rows.shape[-1]
+    width = image_embeds.shape[-1]
     outputs = [runner.run(graph.file, inputs)["image_rows"].reshape(-1, width) for inputs in c.vision]
-    tally.add("rows", np.concatenate(outputs), rows.reshape(-1, width), error.reshape(-1, width))
+    tally.add("rows", np.concatenate(outputs), image_embeds.reshape(-1, width), error.reshape(-1, width))
 
 
 def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
@@ -156,8 +156,8 @@ def _layers(
     count = c.residuals[ends[0]].shape[1]
     for i in attention:
         for kind, expected, differs in (("key", c.keys, error.keys), ("value", c.values, error.values)):
-            rows = runs[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
-            tally.add(f"{kind}s", rows, expected[i], differs[i])
+            cache = runs[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
+            tally.add(f"{kind}s", cache, expected[i], differs[i])
 
 
 def run_layers(
@@ -169,19 +169,19 @@ def run_layers(
     decoder = bundle.manifest.decoder
     hidden = c.residuals[first]
     batch, count, _ = hidden.shape
-    cache_rows = count + SPARE
+    cache_len = count + SPARE
     noise = np.random.default_rng(3)
-    shape = (batch, decoder.num_kv_heads, cache_rows, decoder.head_dim)
+    shape = (batch, decoder.num_kv_heads, cache_len, decoder.head_dim)
     layers = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in attention]
     stale = noise.standard_normal(shape, np.float32)  # one for all layers: they may be many and large
-    masks = masks_of(bundle, cache_rows)
+    masks = masks_of(bundle, cache_len)
     positions = positions_shape(decoder.position, first)
     steps = ((0, count - 5), (count - 5, count - 4), (count - 4, count))
     runs: list[dict[str, np.ndarray]] = []
     for start, end in steps:
-        mask = np.empty((batch, decoder.mask_heads, end - start, cache_rows), DTYPES[decoder.mask_dtype])
-        for row in range(batch):
-            masks.chain(mask, row, start, end - start)
+        mask = np.empty((batch, decoder.mask_heads, end - start, cache_len), DTYPES[decoder.mask_dtype])
+        for batch_index in range(batch):
+            masks.chain(mask, batch_index, start, end - start)
         feeds = {
             "hidden": np.ascontiguousarray(hidden[:, start:end]),
             "write_indices": np.full(batch, start, np.int64),

@@ -122,14 +122,14 @@ def _arms(manifest: Manifest, drafts: Sequence[DraftInfo]) -> list[tuple[str, st
     return [*arms, (f"{WRONG} ({drafts[0].name})", drafts[0].name, {})]
 
 
-def failures(length: Sequence[LosslessRow]) -> list[str]:
+def failures(rows: Sequence[LosslessRow]) -> list[str]:
     """What breaks the rule, as sentences; none means lossless."""
     problems = [
         f"with draft {row.draft}, {row.different} of {row.requests} requests differ from plain decoding"
-        for row in length
+        for row in rows
         if row.different
     ]
-    ties, tokens = sum(len(row.near_ties) for row in length), sum(row.tokens for row in length)
+    ties, tokens = sum(len(row.near_ties) for row in rows), sum(row.tokens for row in rows)
     allowed = max(1, tokens // TOKENS_PER_NEAR_TIE)
     if ties > allowed:
         problems.append(

@@ -27,8 +27,10 @@ def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally)
     outputs = runner.run(graph.file, {"source_rows": source, "write_indices": write, **caches})
     for name in names:
         expected = caches[name].copy()
-        for row in range(2):
-            expected[row, :, write[row] : write[row] + 3] = caches[name][row][:, source[row]]
+        for batch_index in range(2):
+            expected[batch_index, :, write[batch_index] : write[batch_index] + 3] = caches[name][batch_index][
+                :, source[batch_index]
+            ]
         tally.add("caches", outputs[f"updated_{name}"], expected)
 
 
@@ -39,18 +41,18 @@ def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -
     masks = masks_of(bundle, slots)
     trees, starts = [TokenTree([0, 1, 2, 3, 4], [-1, 0, 0, 2, 3]), TokenTree.chain([0, 1, 2])], [7, 16]
     expected = np.empty((2, decoder.mask_heads, 5, slots), DTYPES[decoder.mask_dtype])
-    for row, (tree, start) in enumerate(zip(trees, starts, strict=True)):
-        masks.tree(expected, row, start, tree)
+    for batch_index, (tree, start) in enumerate(zip(trees, starts, strict=True)):
+        masks.tree(expected, batch_index, start, tree)
     depths, ancestors = (np.stack(each) for each in zip(*(relations(t, 5) for t in trees), strict=True))
     first = np.array([7, 12])
     feeds = {"start": np.array(starts), "slots": np.arange(slots), "distance_bias": masks.distance_bias}
     feeds |= {"first_positions": first, "slot_depths": depths}
-    for rows in (slice(0, 5), slice(3, 5)):
-        feeds |= {"depths": depths[:, rows], "ancestors": ancestors[:, rows]}
+    for nodes in (slice(0, 5), slice(3, 5)):
+        feeds |= {"depths": depths[:, nodes], "ancestors": ancestors[:, nodes]}
         outputs = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
-        tally.add("masks", outputs["attn_mask"].astype(np.float32), expected[:, :, rows].astype(np.float32))
+        tally.add("masks", outputs["attn_mask"].astype(np.float32), expected[:, :, nodes].astype(np.float32))
         if "positions" in outputs:
-            places = np.broadcast_to(first[:, None] + depths[:, rows], outputs["positions"].shape)
+            places = np.broadcast_to(first[:, None] + depths[:, nodes], outputs["positions"].shape)
             tally.add("positions", outputs["positions"].astype(np.float32), places.astype(np.float32))
 
 

@@ -75,11 +75,11 @@ def check_activations(family: Family) -> None:
         and not isinstance(module, LinearActivation)
         and "pooler" not in path.split(".")
     }
-    rows = [TraceInput("hidden", ("batch", "width", 8))]
+    inputs = [TraceInput("hidden", ("batch", "width", 8))]
     with family.language.hooks():
         for kind, module in activations.items():
             if kind not in _accepted:
-                trace(module, lambda m, hidden: (m(hidden),), rows, ("out",))
+                trace(module, lambda m, hidden: (m(hidden),), inputs, ("out",))
                 _accepted.add(kind)
 
 

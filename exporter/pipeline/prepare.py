@@ -94,10 +94,10 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
 
 def _length(request: BuildRequest, family: Family) -> int:
     """What `BuildRequest.max_length` says of None."""
-    rows = family.needed_embeds
+    embeds = family.needed_embeds
     if request.max_pixels is not None and family.vision is not None:
-        rows = family.vision.max_hidden or rows
-    length = TEXT if rows <= ROUND else -(-(TEXT + rows) // ROUND) * ROUND
+        embeds = family.vision.max_embeds or embeds
+    length = TEXT if embeds <= ROUND else -(-(TEXT + embeds) // ROUND) * ROUND
     return length if family.max_positions is None else min(length, family.max_positions)
 
 

@@ -163,9 +163,11 @@ def add_answers(model: onnx.ModelProto) -> dict[str, int]:
         ("LessOrEqual", "answers/size answers/largest", "finite"),
     ):
         graph.node.append(helper.make_node(kind, inputs.split(), outputs.split(), name=f"{outputs}/{kind}"))
-    rows = logits.type.tensor_type.shape.dim[0]
+    dimension = logits.type.tensor_type.shape.dim[0]
     for name, kind in (("best", TensorProto.INT64), ("finite", TensorProto.BOOL)):
-        graph.output.append(helper.make_tensor_value_info(name, kind, [rows.dim_param or rows.dim_value]))
+        graph.output.append(
+            helper.make_tensor_value_info(name, kind, [dimension.dim_param or dimension.dim_value])
+        )
     return {tensor.name: tensor.data_type for tensor in made}
 
 

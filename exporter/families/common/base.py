@@ -77,9 +77,9 @@ class DecoderShape:
 class Parts:
     """Modules of a real transformers model, for those who compare with it or learn from it.
 
-    `lm_head(final_norm(rows) * logit_scale)` are the logits of rows after the last of `layers`. `encoder` is a text
-    encoder; in the output of `vision_output`, `image_rows` finds the rows [..., E] that the language model sees of
-    pictures. `rotary` turns positions into angles, where the model has such a module.
+    `lm_head(final_norm(hidden_states) * logit_scale)` are the logits of hidden states after the last of `layers`. `encoder`
+    is a text encoder; in the output of `vision_output`, `image_embeds` finds the embeddings [..., E] that the language
+    model sees of pictures. `rotary` turns positions into angles, where the model has such a module.
     """
 
     layers: nn.ModuleList
@@ -253,9 +253,9 @@ class Family:
         return {}
 
     def reference_inputs(
-        self, kind: str, seed: int, rows: int = 21, *, pictures: bool = True
+        self, kind: str, seed: int, length: int = 21, *, pictures: bool = True
     ) -> dict[str, torch.Tensor]:
-        """Arguments of the model's own forward whose decoder text is `rows` long (more with image rows or a prompt).
+        """Arguments of the model's own forward whose decoder text is `length` long (more with image rows or a prompt).
 
         `random`: two sequences of random tokens and pixels, one of them with padding where the model has an encoder;
         without `pictures` of tokens alone. `realistic`: one picture of an odd size and a sentence, through the model's own
@@ -266,4 +266,4 @@ class Family:
         make = {"random": functools.partial(random_inputs, pictures=pictures), "realistic": realistic_inputs}[
             kind
         ]
-        return make(self, seed, rows)
+        return make(self, seed, length)

@@ -145,11 +145,11 @@ def build_embed(store: WeightStore) -> GraphSpec:
 def embeddings(graph: Composer, ids: str = "token_ids") -> ir.Value:
     """Declares the inputs `ids` and `embedding_table`; the rows [batch, width, E] of the ids."""
     tokens, table = graph.input(ids), graph.input("embedding_table")
-    rows = graph.node("Gather", [table, tokens], "gather", axis=0)
+    embeds = graph.node("Gather", [table, tokens], "gather", axis=0)
     return (
-        rows
+        embeds
         if table.dtype == ir.DataType.FLOAT
-        else graph.node("Cast", [rows], "widened", to=ir.DataType.FLOAT)
+        else graph.node("Cast", [embeds], "widened", to=ir.DataType.FLOAT)
     )
 
 

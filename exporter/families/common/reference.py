@@ -29,15 +29,15 @@ def collate(
     for name in dict.fromkeys(name for vision in seen for name in vision):
         arguments[name] = torch.cat([vision[name] for vision in seen if name in vision])
     decoded = [decoder_prefix(p) for p in prompts]
-    rows = [(*ids, *text) for ids, text in zip(decoded, texts or [()] * len(prompts), strict=True)]
+    sequences = [(*ids, *text) for ids, text in zip(decoded, texts or [()] * len(prompts), strict=True)]
     if prompts[0].decoder_ids is None:
-        arguments["input_ids"], arguments["attention_mask"] = padded(rows, pad_id(family), left)
+        arguments["input_ids"], arguments["attention_mask"] = padded(sequences, pad_id(family), left)
         return arguments | family.forward_arguments(arguments["input_ids"])
     if prompts[0].input_ids:
         ids_and_mask = padded([p.input_ids for p in prompts], pad_id(family))
         arguments["input_ids"], arguments["attention_mask"] = ids_and_mask
     if texts is not None or len(decoded[0]) > 1:  # `generate` starts with the start token by itself
-        arguments["decoder_input_ids"], _ = padded(rows, pad_id(family))
+        arguments["decoder_input_ids"], _ = padded(sequences, pad_id(family))
     return arguments
 
 
@@ -56,15 +56,15 @@ def pad_id(family: Family) -> int:
 
 
 def padded(
-    length: Sequence[Sequence[int]], pad: int, left: bool = False
+    sequences: Sequence[Sequence[int]], pad: int, left: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask), both int64 [B, longest]."""
-    width = max(map(len, length))
-    ids = torch.full((len(length), width), pad, dtype=torch.long)
+    width = max(map(len, sequences))
+    ids = torch.full((len(sequences), width), pad, dtype=torch.long)
     mask = torch.zeros_like(ids)
-    for b, row in enumerate(length):
-        place = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[b, place] = torch.tensor(row, dtype=torch.long)
+    for b, sequence in enumerate(sequences):
+        place = slice(width - len(sequence), width) if left else slice(0, len(sequence))
+        ids[b, place] = torch.tensor(sequence, dtype=torch.long)
         mask[b, place] = 1
     return ids, mask
 
@@ -81,8 +81,8 @@ def random_inputs(family: Family, seed: int, length: int, pictures: bool = True)
     prompts = []
     for short in (0, 3):
         drawn = None if family.vision is None or not pictures else family.vision.random(generator)
-        vision, image_rows = drawn or (None, 0)
-        slots = () if family.image_token_id is None else (family.image_token_id,) * image_rows
+        vision, num_embeds = drawn or (None, 0)
+        slots = () if family.image_token_id is None else (family.image_token_id,) * num_embeds
         if not crossing:
             prompts.append(ReferencePrompt((*slots, *draw(_limit(family, length, len(slots)))), vision))
             continue

@@ -35,8 +35,8 @@ class _Lines(nn.Module):
 
 
 def _ordered(module: Any, hidden: torch.Tensor, row_index: torch.Tensor) -> tuple[torch.Tensor]:
-    rows = torch.cat([hidden.reshape(-1, hidden.shape[-1]), module.image_newline[None]])
-    return (embedding(row_index, rows),)
+    image_embeds = torch.cat([hidden.reshape(-1, hidden.shape[-1]), module.image_newline[None]])
+    return (embedding(row_index, image_embeds),)
 
 
 class ClipTilesVision(ClipVision):
@@ -63,7 +63,7 @@ class ClipTilesVision(ClipVision):
         side = self.side[0]
         canvases = canvas_list(config.image_grid_pinpoints, side, name)
         self.tiling = Tiling(side, side // sizes["patch_size"], canvases)
-        self.max_hidden = self.tiling.most_rows
+        self.max_embeds = self.tiling.most_rows
 
     @property
     def needed_embeds(self) -> int:
@@ -106,8 +106,8 @@ class ClipTilesVision(ClipVision):
         side = self.tiling.side
         size = (side + 1, 2 * side - 1)
         pixels = torch.randn(self.tiling.tiles(*size), 3, side, side, generator=generator)
-        rows = len(self.tiling.row_index(*size))
-        return {"pixel_values": pixels, "image_sizes": torch.tensor([size])}, rows
+        count = len(self.tiling.row_index(*size))
+        return {"pixel_values": pixels, "image_sizes": torch.tensor([size])}, count
 
     def runs(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """See `Vision`."""
