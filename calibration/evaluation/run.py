@@ -73,16 +73,18 @@ def evaluate(
     read = texts or bool(drafts) or judge is None or not judge.RANKS
     if max_new_tokens is not None and read:
         records = answered(target, records, max_new_tokens, say, batch_size)
-    found = _measured(target, records, opened, say, machine, batch_size)
+    acceptances = _measured(target, records, opened, say, machine, batch_size)
     if judge is None:
-        return Evaluation(found)
+        return Evaluation(acceptances)
     ranks: Sequence[int | None] = (
         rank_choices(target, records.records, say, batch_size) if judge.RANKS else [None] * len(records)
     )
     answers = TorchAnswers(target)
     said = [answers.text(record.tokens or ()) for record in records]
     told = [Told(*each) for each in zip(records, said, ranks, strict=True)]
-    return Evaluation(found, judge.score(told), {one.record.key: one.text for one in told} if read else {})
+    return Evaluation(
+        acceptances, judge.score(told), {one.record.key: one.text for one in told} if read else {}
+    )
 
 
 def evaluate_drafts(
@@ -174,10 +176,10 @@ def answered(
     if open_:
         report(f"answering {len(open_)} records, {max_new_tokens} tokens at most, {placed(target.device)}")
     told, cut = list(records), 0
-    for done, (place, found) in enumerate(answers.answer([records[i] for i in open_], options), 1):
-        if isinstance(found, InputError):
-            raise found
-        (answer,), index = found, open_[place]
+    for done, (place, outcome) in enumerate(answers.answer([records[i] for i in open_], options), 1):
+        if isinstance(outcome, InputError):
+            raise outcome
+        (answer,), index = outcome, open_[place]
         told[index] = replace(records[index], tokens=answer)
         cut += answers.is_cut(answer)
         if done % batch_size == 0 or done == len(open_):

@@ -180,10 +180,10 @@ def _build(
     for at in range(start, len(records), batch_size):
         chunk = records[at : at + batch_size]
         rows, trunks = target.rows(chunk, wanted)
-        found = {f"trunk.{n}": trunk for n, trunk in trunks.items()} | {"residuals": rows.residuals}
+        outputs = {f"trunk.{n}": trunk for n, trunk in trunks.items()} | {"residuals": rows.residuals}
         span = slice(int(offsets[at]), int(offsets[at + len(chunk)]))
         for key, store in stores.items():
-            store[span] = stored(found[key], dtype, target.name)
+            store[span] = stored(outputs[key], dtype, target.name)
         if (at // batch_size) % 8 == 7:
             for store in stores.values():
                 store.flush()

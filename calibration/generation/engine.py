@@ -46,5 +46,5 @@ def open_answers(
         return TorchAnswers(load_target(model, device), batch_size, say)
     if threads is not None:
         use_global_pool(threads)  # the checks of an export would begin one of all cores
-    found = target_bundle(model, max_new_tokens, say) if bundle is None else given_bundle(bundle, model)
-    return BundleAnswers(found, target_name(open_checkpoint(model)), batch_size, threads)
+    chosen = target_bundle(model, max_new_tokens, say) if bundle is None else given_bundle(bundle, model)
+    return BundleAnswers(chosen, target_name(open_checkpoint(model)), batch_size, threads)

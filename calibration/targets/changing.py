@@ -31,13 +31,13 @@ class ChangingDecoder:
         self.checkpoint, self.origin = checkpoint, origin
         self._stored: dict[str, nn.Parameter] = {}
         """Tensor on disk → parameter; several where a checkpoint stores a tied table more than once."""
-        found: dict[int, nn.Parameter] = {}
+        parameters: dict[int, nn.Parameter] = {}
         names = self.checkpoint.names
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if id(parameter) in inside - kept:
                 self._stored[names.find(name) or names.stored(name)] = parameter
-                found[id(parameter)] = parameter
-        self.parameters = list(found.values())
+                parameters[id(parameter)] = parameter
+        self.parameters = list(parameters.values())
 
     @property
     def tensors(self) -> ChangedTensors:

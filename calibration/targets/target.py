@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 class Target:
     """A trained model of any supported family; frozen, unless a training asks for `changing`.
 
-    `generate` and `rows` take records; `head` maps rows before the final norm to logits. Where the model's modules are
-    and how a request is laid out comes from its family.
+    `generate` and `rows` take records; `head` maps hidden states before the final norm to logits. Where the model's
+    modules are and how a request is laid out comes from its family.
     """
 
     def __init__(self, family: Family, model: nn.Module, device: torch.device) -> None:
@@ -86,7 +86,7 @@ class Target:
         return self.lm_head(self.features(rows))
 
     def features(self, rows: Tensor) -> Tensor:
-        """What the LM head reads: rows [..., E] through the final norm, scaled where the model does that."""
+        """What the LM head reads: hidden states [..., E] through the final norm, scaled where the model does that."""
         normed = self.final_norm(rows)
         return normed if self.logit_scale == 1.0 else normed * self.logit_scale
 
@@ -158,7 +158,9 @@ class Target:
                 logits_processor=None if processors is None else processors(group),
             )
             first = max(len(decoder_prefix(prompts[i])) for i in group)
-            answers |= {i: self._cut(row) for i, row in zip(group, output[:, first:].tolist(), strict=True)}
+            answers |= {
+                i: self._cut(tokens) for i, tokens in zip(group, output[:, first:].tolist(), strict=True)
+            }
         return [answers[i] for i in range(len(records))]
 
     @property
@@ -166,9 +168,9 @@ class Target:
         """What fills short rows."""
         return pad_id(self.family)
 
-    def _cut(self, row: list[int]) -> tuple[int, ...]:
-        ends = [row.index(e) for e in self.eos_token_ids if e in row]
-        return tuple(row[: min(ends) + 1] if ends else row)
+    def _cut(self, tokens: list[int]) -> tuple[int, ...]:
+        ends = [tokens.index(e) for e in self.eos_token_ids if e in tokens]
+        return tuple(tokens[: min(ends) + 1] if ends else tokens)
 
     def changing(self) -> ChangingDecoder:
         """The part of this model that a joint training changes, in place."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from ...exporter.common.disk_full import full_disk_in
+from ...exporter.common.write_errors import explain_write_errors
 from ...exporter.drafts.imitation.imitation_network import ImitationConfig
 from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import OptionError
@@ -78,27 +78,27 @@ def search_shapes(
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise OptionError(f"--search has nothing to choose: leave out one of {flags}")
     cache = cache or out / "features"
-    with full_disk_in(out):
+    with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         identity = _identity(target, records, validation, own, loop, fixed)
-        found = [] if restart else _stored(out, identity)
+        results = [] if restart else _stored(out, identity)
         exit_ = _early_exit(target, records, validation, own.layer, cache, cache_dtype)
         report(f"the early exit agrees with the target in {exit_:.4f} of {target.name}'s validation tokens")
         while True:
-            document = _document(target, identity, exit_, found)
+            document = _document(target, identity, exit_, results)
             if PartialState().is_main_process:
                 with atomic_write(out / FILE) as file:
                     file.write((json.dumps(document, indent=1) + "\n").encode())
-            shape = propose(found, fixed, loop.seed) if len(found) < trials else None
+            shape = propose(results, fixed, loop.seed) if len(results) < trials else None
             if shape is None:
                 return document
             last = _trained(
                 target, records, replace(own, **shape), loop, out, validation, cache, cache_dtype, eval_every,
                 save_every, restart,
             )  # fmt: skip
-            found.append(last)
+            results.append(last)
             report(
-                f"trial {len(found)}/{trials}: {told(shape)}: agreement {last.agreement:.4f}, {last.flops:,} FLOPs"
+                f"trial {len(results)}/{trials}: {told(shape)}: agreement {last.agreement:.4f}, {last.flops:,} FLOPs"
             )
 
 
@@ -147,8 +147,8 @@ def _early_exit(
     source: FeatureSource = feature_source(target, held, layer, cache, dtype)
     right = total = 0
     for rows in in_batches(source, 64):
-        found = losses.agreement(target.head(rows.trunk), target.head(rows.residuals[:, -1]))
-        right, total = right + int(found.sum()), total + len(rows)
+        matches = losses.agreement(target.head(rows.trunk), target.head(rows.residuals[:, -1]))
+        right, total = right + int(matches.sum()), total + len(rows)
     return right / max(1, total)
 
 
@@ -201,7 +201,7 @@ def _shape_of(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _document(
-    target: Target, identity: Mapping[str, Any], early_exit: float, found: Sequence[Trial]
+    target: Target, identity: Mapping[str, Any], early_exit: float, trials: Sequence[Trial]
 ) -> dict[str, Any]:
     return {
         "schema_version": 1,
@@ -209,8 +209,8 @@ def _document(
         "target": {"name": target.name, "fingerprint": target.fingerprint},
         "layer": identity["layer"],
         "early_exit": early_exit,
-        "front": [asdict(trial) for trial in front(found)],
-        "trials": [asdict(trial) for trial in found],
+        "front": [asdict(trial) for trial in front(trials)],
+        "trials": [asdict(trial) for trial in trials],
         "search": dict(identity),
         "provenance": provenance(),
     }

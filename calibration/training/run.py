@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...exporter.common.disk_full import full_disk_in
+from ...exporter.common.write_errors import explain_write_errors
 from ...exporter.drafts.common.base import Draft
 from ...runtime.common.errors import InputError, OptionError
 from ..common.processes import first_process_first, join_processes, wait_for_all
@@ -66,7 +66,7 @@ def train_draft(
         raise OptionError(
             "--cache-features keeps rows of a target that stays as it is, and this training changes it: leave it out"
         )
-    with full_disk_in(out):
+    with explain_write_errors(out):
         if validation is None:
             records, validation = records.split(0.05)
         records, validation = (usable_records(target, part) for part in (records, validation))
@@ -177,7 +177,7 @@ def first_alone(target: Target, cache: Path) -> Iterator[None]:
     """One process makes what the others then find complete."""
     join_processes(cpu=target.device.type == "cpu")
     wait_for_all()
-    with first_process_first(), full_disk_in(cache):
+    with first_process_first(), explain_write_errors(cache):
         yield
 
 

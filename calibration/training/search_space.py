@@ -66,14 +66,14 @@ def searched(shape: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
 
 def shapes(fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All that have the options `fixed`."""
-    found: list[dict[str, Any]] = []
+    choices: list[dict[str, Any]] = []
     for values in itertools.product(*SPACE.values()):
         shape = {**dict(zip(SPACE, values, strict=True)), **fixed}
         if "activation" not in searched(shape, fixed):
             shape["activation"] = fixed.get("activation", "none")
-        if shape not in found:
-            found.append(shape)
-    return found
+        if shape not in choices:
+            choices.append(shape)
+    return choices
 
 
 def propose(trials: Sequence[Trial], fixed: Mapping[str, Any], seed: int) -> dict[str, Any] | None:

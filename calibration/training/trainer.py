@@ -138,11 +138,11 @@ class Trainer:
             return self._draft({})
         self.objective.restore(self.out / "best")
         best = open_draft(self.out / "best")
-        found = self.objective.finished(best, self.validation, self.target)
-        if found is not best and self.accelerator.is_main_process:
-            self._write(found, "best")
+        draft = self.objective.finished(best, self.validation, self.target)
+        if draft is not best and self.accelerator.is_main_process:
+            self._write(draft, "best")
         wait_for_all()
-        return found
+        return draft
 
     def _begin(self, restart: bool) -> None:
         """Leaves in the folder what belongs to the step that the run begins with: a run that was killed was further, and logs
@@ -193,8 +193,8 @@ class Trainer:
             self.accelerator.clip_grad_norm_(own, options.clip)
         optimizer.step()
         optimizer.zero_grad()
-        found = {k: v.item() for k, v in parts.items()}
-        return (found | rates if found else {}), count
+        values = {k: v.item() for k, v in parts.items()}
+        return (values | rates if values else {}), count
 
     def _draw_apart(self) -> None:
         """Lets each of several processes draw numbers of its own (noise on what is learned from), those of this step
@@ -211,11 +211,11 @@ class Trainer:
                 f"{self.options.lr:g}) and begin anew with --restart"
             )
 
-    def _summed(self, rows: int) -> int:
+    def _summed(self, count: int) -> int:
         """Over all processes."""
         if self.accelerator.num_processes == 1:
-            return rows
-        return int(all_summed(torch.tensor(rows, device=self.accelerator.device)).item())
+            return count
+        return int(all_summed(torch.tensor(count, device=self.accelerator.device)).item())
 
     def _sum_gradients(self) -> None:
         """Let every process have the sum of all gradients, also one whose own batch was empty."""

@@ -92,13 +92,13 @@ def write_changed(folder: Path, checkpoint: Checkpoint, tensors: ChangedTensors,
 
 def _shards(tensors: ChangedTensors) -> list[list[str]]:
     """Names by file: at most `SHARD_BYTES` each, or one tensor."""
-    found: list[list[str]] = [[]]
+    shards: list[list[str]] = [[]]
     used = 0
     for name in tensors:
         size = tensors.bytes(name)
-        if found[-1] and used + size > SHARD_BYTES:
-            found.append([])
+        if shards[-1] and used + size > SHARD_BYTES:
+            shards.append([])
             used = 0
-        found[-1].append(name)
+        shards[-1].append(name)
         used += size
-    return found
+    return shards

@@ -96,13 +96,13 @@ class Checkpoint:
     @property
     def notices(self) -> list[str]:
         """Lines for the user: about the adapter, and about what the folder holds and neither we nor transformers read."""
-        found: list[str] = []
+        lines: list[str] = []
         if self.adapter is not None:
             names = (self.source, self.hub_id or "", self.folder.resolve().name)
-            found += self.adapter.notices(names, self.folder)
+            lines += self.adapter.notices(names, self.folder)
         if self.tensors.unread:
             read = ", ".join(sorted({file.name for file in self.tensors.shards})[:3])
-            found.append(
+            lines.append(
                 f"weights are read from {read}, as transformers reads them; not from {', '.join(self.tensors.unread)}."
             )
         unread = [disk for _, disk in self.names.unread]
@@ -113,10 +113,10 @@ class Checkpoint:
                 if len(unread) == 1
                 else f"{len(unread)} tensors of the checkpoint belong"
             )
-            found.append(
+            lines.append(
                 f"{what} to no parameter of {self.architecture} and {'is' if len(unread) == 1 else 'are'} not read, as in transformers: {some}."
             )
-        return found
+        return lines
 
     @functools.cached_property
     def trained_from(self) -> Origin | None:
@@ -163,15 +163,15 @@ class Checkpoint:
         """ExportError where transformers would make an empty tokenizer, or name a wrong remedy."""
         if (self.folder / "tokenizer.json").is_file():
             return
-        found = next((n for n in _VOCABULARIES if (self.folder / n).is_file()), None)
-        if found is None:
+        vocabulary = next((n for n in _VOCABULARIES if (self.folder / n).is_file()), None)
+        if vocabulary is None:
             raise ExportError(
                 f"{self.folder} has no tokenizer (tokenizer.json, or {', '.join(_VOCABULARIES)}); save the model's "
                 "there with tokenizer.save_pretrained"
             )
-        if found.endswith(".model") and importlib.util.find_spec("sentencepiece") is None:
+        if vocabulary.endswith(".model") and importlib.util.find_spec("sentencepiece") is None:
             raise ExportError(
-                f"{self.folder} has {found} but no tokenizer.json; converting it needs sentencepiece: "
+                f"{self.folder} has {vocabulary} but no tokenizer.json; converting it needs sentencepiece: "
                 "pip install sentencepiece"
             )
 
@@ -259,13 +259,13 @@ class Checkpoint:
         if not path.is_file():
             return {}
         try:
-            found = json.loads(path.read_text("utf-8"))
+            document = json.loads(path.read_text("utf-8"))
         except (ValueError, RecursionError) as error:
             raise_if_foreign(error)
             raise ExportError(f"{path} is not JSON: {first_line(error)}") from error
-        if not isinstance(found, dict):
-            raise ExportError(f"{path} holds {type(found).__name__}, not an object")
-        return found
+        if not isinstance(document, dict):
+            raise ExportError(f"{path} holds {type(document).__name__}, not an object")
+        return document
 
 
 def named_weights(config: PreTrainedConfig) -> str | None:

@@ -82,11 +82,11 @@ def open_checkpoint(
     _check_types(config, folder)
     _size_decoder_cache(config)
     tensors = tensors or TensorFiles(folder, named_weights(config))
-    found = Checkpoint(source, folder, config, tensors, alias, hub_id)
+    checkpoint = Checkpoint(source, folder, config, tensors, alias, hub_id)
     if merged is not None:
-        found.merger = Merger(merged, found.model_class, found.config)
-        found.merge_adapter()
-    return found
+        checkpoint.merger = Merger(merged, checkpoint.model_class, checkpoint.config)
+        checkpoint.merge_adapter()
+    return checkpoint
 
 
 def _check_files(folder: Path) -> None:

@@ -194,20 +194,20 @@ def changed_modules(tuned: Any) -> dict[str, nn.Module]:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for path, module in tuned.base_model.model.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in found)
+        inside = any(path.startswith(f"{outer}.") for outer in modules)
         if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not inside:
-            found[path] = cast(nn.Module, module)
-    return found
+            modules[path] = cast(nn.Module, module)
+    return modules
 
 
 def base_module(module: Any) -> nn.Module:
     """What a module of peft stands around."""
-    found = module.get_base_layer() if hasattr(module, "get_base_layer") else module.original_module
-    while hasattr(found, "base_layer"):
-        found = found.base_layer
-    return found
+    inner = module.get_base_layer() if hasattr(module, "get_base_layer") else module.original_module
+    while hasattr(inner, "base_layer"):
+        inner = inner.base_layer
+    return inner
 
 
 def merge_into(model: Any, adapter: Adapter) -> Any:

@@ -33,15 +33,15 @@ def export_draft(
     with quiet_torch():
         from ..pipeline.export_draft import export_draft as export
 
-        found = export(draft, output, form, model)
+        report = export(draft, output, form, model)
     if as_json:
-        print_json(found.to_dict())
+        print_json(report.to_dict())
         return
     out = console()
     out.print(
-        f"{found.output}: {found.kind} for {found.verifier} ({', '.join(found.architectures)}), "
-        f"{quantity(found.parameters)} parameters, format {found.format}",
+        f"{report.output}: {report.kind} for {report.verifier} ({', '.join(report.architectures)}), "
+        f"{quantity(report.parameters)} parameters, format {report.format}",
         markup=False,
     )
-    for notice in found.notices:
+    for notice in report.notices:
         out.print(notice, markup=False)

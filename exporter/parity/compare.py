@@ -75,8 +75,8 @@ def compare_graphs(
 def _distance(compared: Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]]) -> float:
     """The largest difference of what `Draft.parity` compares, of the largest value of its kind."""
     tally = Tally()
-    for kind, found, expected, _ in compared:
-        tally.add(kind, found, expected)
+    for kind, actual, expected, _ in compared:
+        tally.add(kind, actual, expected)
     return tally.furthest
 
 
@@ -89,18 +89,18 @@ def _run_with_tensors(
 
 
 def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
-    rows, error = c.image_embeds, _error(c).image_embeds
-    if rows is None or error is None:
+    image_embeds, error = c.image_embeds, _error(c).image_embeds
+    if image_embeds is None or error is None:
         return  # text alone
-    width = rows.shape[-1]
-    found = [runner.run(graph.file, inputs)["image_rows"].reshape(-1, width) for inputs in c.vision]
-    tally.add("rows", np.concatenate(found), rows.reshape(-1, width), error.reshape(-1, width))
+    width = image_embeds.shape[-1]
+    outputs = [runner.run(graph.file, inputs)["image_rows"].reshape(-1, width) for inputs in c.vision]
+    tally.add("rows", np.concatenate(outputs), image_embeds.reshape(-1, width), error.reshape(-1, width))
 
 
 def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     assert c.encoder_states is not None
-    found = run_encoder(bundle, runner, graph, c)
-    tally.add("states", found, c.encoder_states, _error(c).encoder_states)
+    states = run_encoder(bundle, runner, graph, c)
+    tally.add("states", states, c.encoder_states, _error(c).encoder_states)
 
 
 def run_encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured) -> np.ndarray:
@@ -117,10 +117,10 @@ def run_encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captur
 
 def _cross_kv(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     assert c.encoder_states is not None
-    found, error = runner.run(graph.file, {"encoder_states": c.encoder_states}), _error(c)
+    outputs, error = runner.run(graph.file, {"encoder_states": c.encoder_states}), _error(c)
     for i in range(bundle.manifest.decoder.num_layers):
-        tally.add("keys", found[f"cross_key.{i}"], c.cross_keys[i], error.cross_keys[i])
-        tally.add("values", found[f"cross_value.{i}"], c.cross_values[i], error.cross_values[i])
+        tally.add("keys", outputs[f"cross_key.{i}"], c.cross_keys[i], error.cross_keys[i])
+        tally.add("values", outputs[f"cross_value.{i}"], c.cross_values[i], error.cross_values[i])
 
 
 def _embed(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
@@ -150,15 +150,15 @@ def _layers(
 ) -> None:
     """Rows after layers [first, end), and keys and values of those that attend."""
     error, last = _error(c), ends[1]
-    steps, found = run_layers(bundle, runner, graph, c, ends[0], attention)
-    for (start, end), outputs in zip(steps, found, strict=True):
+    steps, runs = run_layers(bundle, runner, graph, c, ends[0], attention)
+    for (start, end), outputs in zip(steps, runs, strict=True):
         expected = (x.residuals[last][:, start:end] for x in (c, error))
         tally.add("hidden", outputs["hidden_out"], *expected)
     count = c.residuals[ends[0]].shape[1]
     for i in attention:
         for kind, expected, differs in (("key", c.keys, error.keys), ("value", c.values, error.values)):
-            rows = found[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
-            tally.add(f"{kind}s", rows, expected[i], differs[i])
+            cache = runs[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
+            tally.add(f"{kind}s", cache, expected[i], differs[i])
 
 
 def run_layers(
@@ -170,19 +170,19 @@ def run_layers(
     decoder = bundle.manifest.decoder
     hidden = c.residuals[first]
     batch, count, _ = hidden.shape
-    cache_rows = count + SPARE
+    cache_len = count + SPARE
     noise = np.random.default_rng(3)
-    shape = (batch, decoder.num_kv_heads, cache_rows, decoder.head_dim)
+    shape = (batch, decoder.num_kv_heads, cache_len, decoder.head_dim)
     layers = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in attention]
     stale = noise.standard_normal(shape, np.float32)  # one for all layers: they may be many and large
-    masks = masks_of(bundle, cache_rows)
+    masks = masks_of(bundle, cache_len)
     positions = positions_shape(decoder.position, first)
     steps = ((0, count - 5), (count - 5, count - 4), (count - 4, count))
     runs: list[dict[str, np.ndarray]] = []
     for start, end in steps:
-        mask = np.empty((batch, decoder.mask_heads, end - start, cache_rows), DTYPES[decoder.mask_dtype])
-        for row in range(batch):
-            masks.chain(mask, row, start, end - start)
+        mask = np.empty((batch, decoder.mask_heads, end - start, cache_len), DTYPES[decoder.mask_dtype])
+        for batch_index in range(batch):
+            masks.chain(mask, batch_index, start, end - start)
         feeds = {
             "hidden": np.ascontiguousarray(hidden[:, start:end]),
             "write_indices": np.full(batch, start, np.int64),
@@ -221,8 +221,8 @@ def _head(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, ta
     hidden = c.residuals[bundle.manifest.decoder.num_layers]
     count = hidden.shape[0] * hidden.shape[1]
     index = np.arange(count, dtype=np.int64)[::-3].copy()
-    found = run_head(runner, graph, hidden, index)
-    tally.add("logits", found, *(x.logits.reshape(count, -1)[index] for x in (c, _error(c))))
+    logits = run_head(runner, graph, hidden, index)
+    tally.add("logits", logits, *(x.logits.reshape(count, -1)[index] for x in (c, _error(c))))
 
 
 def run_head(runner: GraphRunner, graph: GraphInfo, hidden: np.ndarray, index: np.ndarray) -> np.ndarray:

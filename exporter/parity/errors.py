@@ -49,7 +49,11 @@ def float32_errors(
             given.name,
             empty,
             empty,
-            {index: error(given.residuals[index], rows) for index, rows in residuals.items() if index},
+            {
+                index: error(given.residuals[index], hidden_states)
+                for index, hidden_states in residuals.items()
+                if index
+            },
             errors(given.keys, own.layers, "keys"),
             errors(given.values, own.layers, "values"),
             error(given.logits, output.logits),

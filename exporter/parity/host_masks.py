@@ -15,8 +15,8 @@ def bias_of(bundle: Bundle, info: RelativeBias | None) -> tuple[np.ndarray | Non
     return (None, 128) if info is None else (bundle.tensor(info.tensor), info.max_distance)
 
 
-def masks_of(bundle: Bundle, cache_rows: int) -> CausalMask:
-    """The masks of the decoder over caches of `cache_rows` tokens."""
+def masks_of(bundle: Bundle, cache_len: int) -> CausalMask:
+    """The masks of the decoder over caches of `cache_len` tokens."""
     decoder = bundle.manifest.decoder
     bias = bias_of(bundle, decoder.relative_bias)
-    return CausalMask(cache_rows, decoder.mask_heads, DTYPES[decoder.mask_dtype], *bias)
+    return CausalMask(cache_len, decoder.mask_heads, DTYPES[decoder.mask_dtype], *bias)

@@ -126,20 +126,20 @@ def _arms(manifest: Manifest, drafts: Sequence[DraftInfo]) -> list[tuple[str, st
     return [*arms, (f"{WRONG} ({drafts[0].name})", drafts[0].name, {})]
 
 
-def failures(length: Sequence[LosslessRow]) -> list[str]:
+def failures(rows: Sequence[LosslessRow]) -> list[str]:
     """What breaks the rule, as sentences; none means lossless."""
-    found = [
+    problems = [
         f"with draft {row.draft}, {row.different} of {row.requests} requests differ from plain decoding"
-        for row in length
+        for row in rows
         if row.different
     ]
-    ties, tokens = sum(len(row.near_ties) for row in length), sum(row.tokens for row in length)
+    ties, tokens = sum(len(row.near_ties) for row in rows), sum(row.tokens for row in rows)
     allowed = max(1, tokens // TOKENS_PER_NEAR_TIE)
     if ties > allowed:
-        found.append(
+        problems.append(
             f"{ties} near-ties in {tokens} tokens; at most {allowed} (1 per {TOKENS_PER_NEAR_TIE:,}) can be chance"
         )
-    return found
+    return problems
 
 
 def plain_margin(session: Session, request: tuple[Any, Any], token: int) -> float:
@@ -177,9 +177,9 @@ def _compare(
         at = first_difference(tokens, result.tokens)
         if at is None:
             continue
-        found = margin(index, at)
-        if found < NEAR_TIE:
-            row.near_ties.append(NearTie(index, at, found))
+        gap = margin(index, at)
+        if gap < NEAR_TIE:
+            row.near_ties.append(NearTie(index, at, gap))
         else:
             row.different += 1
             row.first_difference = row.first_difference or (index, at)

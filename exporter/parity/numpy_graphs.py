@@ -24,12 +24,14 @@ def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally)
     names = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in range(decoder.num_layers)]
     caches = {n: random.standard_normal(shape, np.float32) for n in names}
     source, write = np.array([[4, 6, 9], [3, 7, 8]], np.int64), np.array([4, 2], np.int64)
-    found = runner.run(graph.file, {"source_rows": source, "write_indices": write, **caches})
+    outputs = runner.run(graph.file, {"source_rows": source, "write_indices": write, **caches})
     for name in names:
         expected = caches[name].copy()
-        for row in range(2):
-            expected[row, :, write[row] : write[row] + 3] = caches[name][row][:, source[row]]
-        tally.add("caches", found[f"updated_{name}"], expected)
+        for batch_index in range(2):
+            expected[batch_index, :, write[batch_index] : write[batch_index] + 3] = caches[name][batch_index][
+                :, source[batch_index]
+            ]
+        tally.add("caches", outputs[f"updated_{name}"], expected)
 
 
 def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
@@ -39,19 +41,19 @@ def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -
     masks = masks_of(bundle, slots)
     trees, starts = [TokenTree([0, 1, 2, 3, 4], [-1, 0, 0, 2, 3]), TokenTree.chain([0, 1, 2])], [7, 16]
     expected = np.empty((2, decoder.mask_heads, 5, slots), DTYPES[decoder.mask_dtype])
-    for row, (tree, start) in enumerate(zip(trees, starts, strict=True)):
-        masks.tree(expected, row, start, tree)
+    for batch_index, (tree, start) in enumerate(zip(trees, starts, strict=True)):
+        masks.tree(expected, batch_index, start, tree)
     depths, ancestors = (np.stack(each) for each in zip(*(relations(t, 5) for t in trees), strict=True))
     first = np.array([7, 12])
     feeds = {"start": np.array(starts), "slots": np.arange(slots), "distance_bias": masks.distance_bias}
     feeds |= {"first_positions": first, "slot_depths": depths}
-    for rows in (slice(0, 5), slice(3, 5)):
-        feeds |= {"depths": depths[:, rows], "ancestors": ancestors[:, rows]}
-        found = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
-        tally.add("masks", found["attn_mask"].astype(np.float32), expected[:, :, rows].astype(np.float32))
-        if "positions" in found:
-            places = np.broadcast_to(first[:, None] + depths[:, rows], found["positions"].shape)
-            tally.add("positions", found["positions"].astype(np.float32), places.astype(np.float32))
+    for nodes in (slice(0, 5), slice(3, 5)):
+        feeds |= {"depths": depths[:, nodes], "ancestors": ancestors[:, nodes]}
+        outputs = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
+        tally.add("masks", outputs["attn_mask"].astype(np.float32), expected[:, :, nodes].astype(np.float32))
+        if "positions" in outputs:
+            places = np.broadcast_to(first[:, None] + depths[:, nodes], outputs["positions"].shape)
+            tally.add("positions", outputs["positions"].astype(np.float32), places.astype(np.float32))
 
 
 def _process(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
@@ -74,14 +76,14 @@ def _process(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally
     unknown = min(3, limits.max_width)  # no more is told in a cycle
     feeds = device_feeds(host, tree, limits, vocabulary, unknown) | {"raw_logits": raw}
     said = feeds["said"].copy()
-    found = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
+    outputs = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
     paths = [[tree.tokens[j] for j in np.flatnonzero(row)[1:]] for row in tree.ancestors]
     expected = np.stack([host.apply(row, path) for row, path in zip(raw, paths, strict=True)])
     hidden = np.float32(-1e9)  # the host bans with an infinity, whose differences are no numbers
-    tally.add("logits", np.maximum(found["logits"], hidden), np.maximum(expected, hidden))
+    tally.add("logits", np.maximum(outputs["logits"], hidden), np.maximum(expected, hidden))
     end = int(feeds["end"][0])
     said[end + 1 - len(history) : end + 1] = history
-    tally.add("said", found["said_now"].astype(np.float32), said.astype(np.float32))
+    tally.add("said", outputs["said_now"].astype(np.float32), said.astype(np.float32))
 
 
 def device_feeds(

@@ -77,10 +77,10 @@ def verify_bundle(
     report.files_checked = bundle.check_sums(progress=checked)
     checkpoint = open_checkpoint(model, adapter=adapter)
     report.notes += checkpoint.notices
-    found = fingerprint(checkpoint)
-    if found != bundle.manifest.model.fingerprint:
+    identity = fingerprint(checkpoint)
+    if identity != bundle.manifest.model.fingerprint:
         report.failures.append(
-            f"the bundle was built from other weights ({bundle.manifest.model.fingerprint[:19]}) than {model} ({found[:19]})"
+            f"the bundle was built from other weights ({bundle.manifest.model.fingerprint[:19]}) than {model} ({identity[:19]})"
         )
         return report
     drafts = _drafts(bundle, checkpoint, draft_folders, report)
@@ -117,18 +117,18 @@ def _drafts(
     known = [(path, open_draft(path)) for path in folders]
     known += [(None, draft) for draft in shipped_drafts(checkpoint.alias)]
     wanted = {d.name: d for d in bundle.manifest.drafts if d.graphs}
-    found: dict[str, Draft] = {}
+    drafts: dict[str, Draft] = {}
     for path, draft in known:
         entry = wanted.get(draft.name)
         if entry is not None and entry.fingerprint in (None, draft.fingerprint):
-            found.setdefault(draft.name, draft)
+            drafts.setdefault(draft.name, draft)
         elif path is not None:
             report.failures.append(
                 f"--draft {path}: the bundle holds no draft of these weights "
                 f"({draft.name}, {str(draft.fingerprint)[:19]})"
             )
     for name, entry in wanted.items():
-        if name not in found and left_out([entry]) is None:  # of which the manifest says all
+        if name not in drafts and left_out([entry]) is None:  # of which the manifest says all
             graphs = ", ".join(entry.graphs.values())
             report.notes.append(f"{graphs} was not compared: give its draft's folder with --draft")
-    return list(found.values())
+    return list(drafts.values())

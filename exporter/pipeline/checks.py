@@ -55,8 +55,8 @@ def check_shapes(prepared: Prepared) -> None:
     for name, shape in checkpoint.names.shapes.items():
         stored = checkpoint.stored(name) if name.startswith(layers) else checkpoint.names.held(name)
         if stored is not None and checkpoint.tensors.shape(stored) != shape:
-            found = checkpoint.tensors.shape(stored)
-            raise ExportError(f"tensor {stored} has shape {found} in the checkpoint, not {shape}")
+            actual = checkpoint.tensors.shape(stored)
+            raise ExportError(f"tensor {stored} has shape {actual} in the checkpoint, not {shape}")
 
 
 def check_activations(family: Family) -> None:
@@ -67,7 +67,7 @@ def check_activations(family: Family) -> None:
     """
     kinds = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
     models = [family.language.model, *([] if family.vision is None else [family.vision.model])]
-    found = {
+    activations = {
         signature(module): module
         for model in models
         for path, module in model.named_modules()
@@ -76,11 +76,11 @@ def check_activations(family: Family) -> None:
         and not isinstance(module, LinearActivation)
         and "pooler" not in path.split(".")
     }
-    rows = [TraceInput("hidden", ("batch", "width", 8))]
+    inputs = [TraceInput("hidden", ("batch", "width", 8))]
     with family.language.hooks():
-        for kind, module in found.items():
+        for kind, module in activations.items():
             if kind not in _accepted:
-                trace(module, lambda m, hidden: (m(hidden),), rows, ("out",))
+                trace(module, lambda m, hidden: (m(hidden),), inputs, ("out",))
                 _accepted.add(kind)
 
 

@@ -88,7 +88,7 @@ def describe(
             max_batch=request.max_batch,
             max_width=request.max_width,
             max_source=family.max_source(request.max_source),
-            max_image_rows=None if family.vision is None else family.vision.max_hidden,
+            max_image_rows=None if family.vision is None else family.vision.max_embeds,
         ),
         text=text,
         image=None if image is None else ImageInfo.parse(image, "image"),

@@ -86,9 +86,9 @@ def _check(draft: TrainedDraft, checkpoint: Checkpoint, family: Family) -> None:
     rows by their positions, which the format takes from it."""
     shape = family.decoder
     known = draft.target.get("fingerprint")
-    found = fingerprint(checkpoint) if checkpoint.tensors.readable else str(known)
+    identity = fingerprint(checkpoint) if checkpoint.tensors.readable else str(known)
     draft.check_family(family)
-    draft.check_target(checkpoint.source, found, shape.num_layers, shape.hidden_size)
+    draft.check_target(checkpoint.source, identity, shape.num_layers, shape.hidden_size)
     if shape.position not in ("rotary", "mrope"):
         raise ExportError(
             f"{checkpoint.source} ({checkpoint.architecture}) has no rotary positions; drafts of speculators are for models "

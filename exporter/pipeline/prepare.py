@@ -67,10 +67,10 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
 
 def _length(request: BuildRequest, family: Family) -> int:
     """What `BuildRequest.max_length` says of None."""
-    rows = family.needed_embeds
+    embeds = family.needed_embeds
     if request.max_pixels is not None and family.vision is not None:
-        rows = family.vision.max_hidden or rows
-    length = TEXT if rows <= ROUND else -(-(TEXT + rows) // ROUND) * ROUND
+        embeds = family.vision.max_embeds or embeds
+    length = TEXT if embeds <= ROUND else -(-(TEXT + embeds) // ROUND) * ROUND
     return length if family.max_positions is None else min(length, family.max_positions)
 
 
@@ -79,11 +79,11 @@ def identify(prepared: Prepared) -> None:
     trained draft must know."""
     if prepared.checkpoint.fetch():
         prepared.family = family_for(prepared.checkpoint)
-    found = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
+    identity = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
     shape = prepared.family.decoder
     for draft in prepared.selection.drafts:
         draft.check_family(prepared.family)
-        draft.check_target(prepared.request.model, found, shape.num_layers, shape.hidden_size)
+        draft.check_target(prepared.request.model, identity, shape.num_layers, shape.hidden_size)
 
 
 def _plan_options(request: BuildRequest, family: Family, selection: DraftSelection) -> PlanOptions | None:

@@ -47,11 +47,6 @@ class PlanReport:
         """Bytes of all plans."""
         return sum(e["bytes"] for e in self.entries)
 
-    @property
-    def overhead_bytes(self) -> int:
-        """Bytes of all plans beyond their weights."""
-        return sum(e["overhead_bytes"] for e in self.entries)
-
 
 SHARED_TABLES = ("embedding_table", "lm_head_table")
 """Tensors of a manifest that graphs take as inputs where they are weights of several: a tied LM head is the first."""
@@ -185,7 +180,7 @@ def _shared_weights(
     name: str, plan: BuiltPlan, places: dict[tuple[str, int], tuple[str, str, int]]
 ) -> list[dict[str, Any]]:
     """Weights of this plan that an earlier plan holds too; an error unless they are small."""
-    found = []
+    entries = []
     for tensor, (size, place) in plan.copy.weights.items():
         if place is None:
             continue
@@ -196,8 +191,8 @@ def _shared_weights(
             raise ExportError(
                 f"the weight {tensor} ({size / 1e6:.2f} MB) would be in two plans, {graph} and {name}; TensorRT cannot share it"
             )
-        found.append({"tensor": tensor, "bytes": size, "graphs": [graph, name]})
-    return found
+        entries.append({"tensor": tensor, "bytes": size, "graphs": [graph, name]})
+    return entries
 
 
 def _write(path: Path, data: Any) -> str:

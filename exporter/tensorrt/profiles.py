@@ -104,7 +104,7 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
         VERIFY: (verify, rows),
     }
     visual = sizes.max_batch + max(PREFILL_WIDTH, sizes.max_width)
-    found = [
+    profiles = [
         Profile(
             name,
             {
@@ -120,7 +120,7 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
         for name, (width, wanted) in widths.items()
         if name in phases
     ]
-    return [p for p in found if p.name != VERIFY or sizes.max_width > 1 or len(found) == 1]
+    return [p for p in profiles if p.name != VERIFY or sizes.max_width > 1 or len(profiles) == 1]
 
 
 def _range(low: int, usual: int, high: int) -> Range:

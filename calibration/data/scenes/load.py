@@ -34,20 +34,20 @@ def load_scenes(text: str, form: str = "scenes") -> list[Record]:
     if split not in _SPLITS:
         raise OptionError(f"unknown split {split!r} of scenes; choose one of {', '.join(_SPLITS)}")
     span = _SPLITS[split]
-    found: dict[str, int | None] = dict.fromkeys(("count", "offset", "seed", "variant"))
+    options: dict[str, int | None] = dict.fromkeys(("count", "offset", "seed", "variant"))
     for place, part in enumerate(parts):
         name, equals, value = part.partition("=")
         if not equals and place == 0:
             name, value = "count", part
         if not part and place == 0:  # `scenes:train:` has always meant the default
             continue
-        if name not in found or not value.isdecimal() or len(value) > 9:
+        if name not in options or not value.isdecimal() or len(value) > 9:
             raise OptionError(f"scenes:{text}: {part!r} is no part of scenes:{help_texts.SCENES}")
-        if found[name] is not None:
+        if options[name] is not None:
             raise OptionError(f"scenes:{text}: {name} is given twice")
-        found[name] = int(value)
-    offset, seed, variant = (found[name] or 0 for name in ("offset", "seed", "variant"))
-    count = min(_DEFAULT_COUNT, len(span) - offset) if found["count"] is None else found["count"]
+        options[name] = int(value)
+    offset, seed, variant = (options[name] or 0 for name in ("offset", "seed", "variant"))
+    count = min(_DEFAULT_COUNT, len(span) - offset) if options["count"] is None else options["count"]
     if not 0 < count <= len(span) - offset:
         raise OptionError(
             f"scenes:{text}: the count must be a number in 1..{max(0, len(span) - offset)}, the scenes after the offset"

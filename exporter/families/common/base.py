@@ -129,8 +129,8 @@ class Family:
         """Jinja source, of several the default, or None: the processor's where the model sees pictures and its processor
         has one, else the tokenizer's."""
         own = None if self.vision is None else self.checkpoint.processor_template
-        found = own or self.checkpoint.tokenizer.chat_template
-        return found.get("default") if isinstance(found, dict) else found
+        template = own or self.checkpoint.tokenizer.chat_template
+        return template.get("default") if isinstance(template, dict) else template
 
     @functools.cached_property
     def decoder_start(self) -> int | None:
@@ -138,20 +138,20 @@ class Family:
         if not self.decoder.cross_attention:
             return None
         config = self.config.get_text_config(decoder=True)
-        found = self.checkpoint.generation_config.get("decoder_start_token_id")
+        token = self.checkpoint.generation_config.get("decoder_start_token_id")
         for part in (self.config, config):
-            if found is None:
-                found = getattr(part, "decoder_start_token_id", None)
-        return 0 if found is None else found
+            if token is None:
+                token = getattr(part, "decoder_start_token_id", None)
+        return 0 if token is None else token
 
     # --- the reference in transformers ---
 
     def parts(self, model: Any) -> Parts:
         """Where the modules of `model`, of this checkpoint's class, are."""
-        found = self.language.parts(model)
+        parts = self.language.parts(model)
         if self.vision is None:
-            return found
-        return replace(found, vision_output=self.vision.output(model), image_embeds=self.vision.read_embeds)
+            return parts
+        return replace(parts, vision_output=self.vision.output(model), image_embeds=self.vision.read_embeds)
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """A picture (PIL, RGB, or None), of models that read several a list of them, of those with a `video_token_id` also a

@@ -30,8 +30,8 @@ def square_image(
         settings, side, processor, reference, refused=("do_center_crop", "do_pad")
     )
     size = settings.get("size") or reference.size
-    found = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
-    if found != side:
+    sides = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if sides != side:
         raise other_size(size, side)
     return described
 
@@ -45,8 +45,8 @@ def cropped_image(
         raise UnsupportedModelError("image processor: do_center_crop=false is not supported")
     described = described_processor(settings, side, processor, reference, refused=("do_pad",))
     crop = settings.get("crop_size") or reference.crop_size
-    found = (crop.get("height"), crop.get("width")) if isinstance(crop, dict) else (crop, crop)
-    if found != side:
+    sides = (crop.get("height"), crop.get("width")) if isinstance(crop, dict) else (crop, crop)
+    if sides != side:
         raise other_size(crop, side)
     size = settings.get("size") or reference.size
     short = size.get("shortest_edge") if isinstance(size, dict) else size

@@ -27,15 +27,15 @@ class Sublayers:
     @classmethod
     def of(cls, attention: Iterable[Any], mlp: Iterable[Any]) -> Sublayers:
         """From numbers in any order. OptionError for what is no number of a layer, and for one that is given twice."""
-        found = {}
+        numbers = {}
         for name, given in (("attention", list(attention)), ("mlp", list(mlp))):
             wrong = [each for each in given if type(each) is not int or each < 0 or given.count(each) > 1]
             if wrong:
                 raise OptionError(
                     f"skipped {name} {given!r:.80}: {wrong[0]!r:.40} is no number of a layer, or is given twice"
                 )
-            found[name] = tuple(sorted(given))
-        return cls(**found)
+            numbers[name] = tuple(sorted(given))
+        return cls(**numbers)
 
     def check(self, num_layers: int) -> None:
         """OptionError unless a decoder of so many layers has all of these, and other attention, and other sublayers

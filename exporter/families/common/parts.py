@@ -67,9 +67,9 @@ class DecoderShape:
 class Parts:
     """Modules of a real transformers model, for those who compare with it or learn from it.
 
-    `lm_head(final_norm(rows) * logit_scale)` are the logits of rows after the last of `layers`. `encoder` is a text
-    encoder; in the output of `vision_output`, `image_rows` finds the rows [..., E] that the language model sees of
-    pictures. `rotary` turns positions into angles, where the model has such a module.
+    `lm_head(final_norm(hidden_states) * logit_scale)` are the logits of hidden states after the last of `layers`. `encoder`
+    is a text encoder; in the output of `vision_output`, `image_embeds` finds the embeddings [..., E] that the language
+    model sees of pictures. `rotary` turns positions into angles, where the model has such a module.
     """
 
     layers: nn.ModuleList

@@ -34,24 +34,24 @@ BLOCKED = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensor
     ids=["index", "archive", "git", "gone"],
 )
 def test_install_command_follows_the_package_origin(origin: dict, command: str) -> None:
-    assert optional_deps.command_for("export", origin) == command
+    assert optional_deps.pip_command(origin, extra="export") == command
 
 
 def test_the_command_of_a_checkout_and_of_a_wheel(tmp_path: Path) -> None:
     checkout = tmp_path / "my checkout"
     checkout.mkdir()
     url = checkout.as_uri()
-    assert shlex.split(optional_deps.command_for("train", {"url": url, "dir_info": {}})) == [
+    assert shlex.split(optional_deps.pip_command({"url": url, "dir_info": {}}, extra="train")) == [
         "pip", "install", f"{checkout}[train]",
     ]  # fmt: skip
     (checkout / "constraints.txt").touch()
-    editable = optional_deps.command_for("train", {"url": url, "dir_info": {"editable": True}})
+    editable = optional_deps.pip_command({"url": url, "dir_info": {"editable": True}}, extra="train")
     assert shlex.split(editable) == [
         "pip", "install", "-c", f"{checkout}/constraints.txt", "-e", f"{checkout}[train]",
     ]  # fmt: skip
     wheel = tmp_path / "vlmexport-1.0-py3-none-any.whl"
     wheel.touch()
-    found = optional_deps.command_for("export", {"url": wheel.as_uri(), "archive_info": {}})
+    found = optional_deps.pip_command({"url": wheel.as_uri(), "archive_info": {}}, extra="export")
     assert shlex.split(found) == ["pip", "install", f"{wheel}[export]"]
 
 

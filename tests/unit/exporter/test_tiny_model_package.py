@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from vlmexport.exporter.common import tiny_models
 from vlmexport.exporter.common.aliases import find_alias
-from vlmexport.exporter.common.tiny_models import command_for, find_tiny_models
+from vlmexport.exporter.common.tiny_models import DISTRIBUTION, find_tiny_models
 from vlmexport.runtime.cli import main
+from vlmexport.runtime.common.optional_deps import pip_command
 
 
 @pytest.fixture
@@ -32,21 +33,26 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             {"url": "file:///no/such/place", "dir_info": {}},
-            "pip install ./models in a checkout of vlmexport",
+            "pip install ./models in a checkout of vlmexport (that of this installation, /no/such/place, is gone)",
         ),
     ],
     ids=["index", "git", "archive", "gone"],
 )
 def test_install_command_follows_the_package_origin(origin: dict, command: str) -> None:
-    assert command_for(origin) == command
+    assert pip_command(origin, DISTRIBUTION, subfolder="models") == command
 
 
 def test_the_command_of_a_checkout(tmp_path: Path) -> None:
     (tmp_path / "my checkout" / "models").mkdir(parents=True)
     url = (tmp_path / "my checkout").as_uri()
     place = f"'{tmp_path}/my checkout/models'"
-    assert command_for({"url": url, "dir_info": {}}) == f"pip install {place}"
-    assert command_for({"url": url, "dir_info": {"editable": True}}) == f"pip install -e {place}"
+    assert (
+        pip_command({"url": url, "dir_info": {}}, DISTRIBUTION, subfolder="models") == f"pip install {place}"
+    )
+    assert (
+        pip_command({"url": url, "dir_info": {"editable": True}}, DISTRIBUTION, subfolder="models")
+        == f"pip install -e {place}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,17 @@ from typing import Any
 from ...runtime.common.errors import OptionError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def unwritable(folder: Path, error: OSError) -> OptionError:
+    """The error that says why nothing can be written to `folder`."""
+    remedy = ", or change its permissions" if error.errno in _REFUSED else ""
+    return OptionError(f"cannot write to {folder}: {error.strerror}; give another folder{remedy}")
 
 
 @contextlib.contextmanager
-def full_disk_in(folder: Path) -> Iterator[None]:
+def explain_write_errors(folder: Path) -> Iterator[None]:
     """Turns the errors of a full disk, and of a folder that this user may not write to, into an OptionError that names the
     folder; of a full disk it says what is kept.
 
@@ -24,17 +31,12 @@ def full_disk_in(folder: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno in _REFUSED and _lies_in(error.filename, folder):
-            raise OptionError(
-                f"cannot write to {folder}: {error.strerror}; give another folder, or change its permissions"
-            ) from error
+            raise unwritable(folder, error) from error
         if not _is_full(error):
             raise
         raise OptionError(
             f"no space left on the disk of {folder}: free some, and the same command continues from what was saved"
         ) from error
-
-
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def _lies_in(file: Any, folder: Path) -> bool:
