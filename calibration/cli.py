@@ -18,7 +18,7 @@ from ..runtime.commands.plot import check_plot
 from ..runtime.common.atomic_files import check_folder
 from ..runtime.common.errors import OptionError
 from ..runtime.common.optional_deps import need_extra
-from .calibrate import calibrate
+from .calibrate import tune
 from .common import help_texts
 from .common.processes import described, join_processes, launched_processes, run_alone, said_once
 from .early_checks import check_inputs
@@ -439,7 +439,7 @@ def register(app: typer.Typer) -> None:
     app.command("search")(search)
     app.command("generate-data")(generate_data)
     app.command("eval")(evaluate)
-    app.command("calibrate")(calibrate)
+    app.command("tune")(tune)
 
 
 def _say(line: str) -> None:

@@ -26,7 +26,7 @@ def export_draft(
     need_extra("export", "`vlmexport export-draft`")
     from ...runtime.commands.output import console, print_json, quantity
     from ..early_checks import check_export
-    from .app import quiet_torch
+    from .quiet import quiet_torch
 
     check_export(draft, output, form, model)
     tell_loading()

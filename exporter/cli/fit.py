@@ -80,8 +80,8 @@ def _manifest(
     need_extra("export", "`vlmexport fit MODEL`")
     from ..early_checks import check_build
     from ..pipeline.request import BuildRequest
-    from .app import quiet_torch
     from .progress import tell_loading
+    from .quiet import quiet_torch
 
     request = BuildRequest(
         model=what, output=Path("fit"), force=True, draft_layer=draft_layer, max_length=max_length, max_batch=max(16, batch)

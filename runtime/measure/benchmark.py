@@ -13,8 +13,9 @@ from ..bundle.stored_acceptance import stored_acceptance
 from ..bundle.stored_costs import StoredCosts, find_costs, with_combinations
 from ..common.errors import OptionError
 from ..hardware import machine
-from ..policy.base import FixedLength, LogisticLength
-from ..session.request import request_options, resolve
+from ..policy.base import FixedLength
+from ..session.options import request_options
+from ..session.request import resolve
 from ..speedup.cost_model import FREE, CostTable, Curve
 from ..speedup.predict import predictions
 from ..speedup.stats import Stats
@@ -109,12 +110,10 @@ def measure(
     max_new_tokens: int,
     sampling: dict[str, Any] | None = None,
     repeats: int = 5,
-    warm_up: int = 1,
-    force_acceptance: float | None = None,
     every_draft: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Measure and return the report (schema: `schemas/bench-1.json`).
+    """Measure and return the report (schema: `schemas/bench-1.json`). Inside `forced_acceptance` drafts are accepted at its rate.
 
     `options` are the speculative arm's keyword arguments of `Session.generate`, `sampling` those of both. Each repeat decodes every
     request plainly, then speculatively, so that both arms meet the same state of the machine. `every_draft` times
@@ -132,19 +131,19 @@ def measure(
         "draft": draft.name,
         "speculative": True,
     }
-    if force_acceptance is not None:
+    forced = session._forced_acceptance
+    if forced is not None:
         # Random weights rarely emit the end token, and forced drafts must not end the output by chance.
-        draft_options |= {"force_acceptance": force_acceptance, "ignore_eos": True}
-        plain_options["ignore_eos"] = True
+        draft_options["ignore_eos"] = plain_options["ignore_eos"] = True
     plain, speculative = Arm(), Arm()
-    steps = warm_up + repeats
+    steps = 1 + repeats  # the first warms up
     identical, results, references = True, [], []
     for step in range(steps):
         progress("decoding", step, steps)
         references, plain_seconds = _run(session, requests, plain_options)
         results, seconds = _run(session, requests, draft_options)
         identical &= all(list(a.tokens) == list(b.tokens) for a, b in zip(references, results, strict=True))
-        if step >= warm_up:
+        if step:
             plain.add(references, plain_seconds)
             speculative.add(results, seconds)
     if not any(plain.tokens):
@@ -163,12 +162,11 @@ def measure(
     )
     known = with_combinations(table, manifest.drafts)
     report = _report(session, requests, results, known, plain, speculative, draft, draft_options)
-    forced = force_acceptance is not None
     return report | {
-        "forced_acceptance": force_acceptance,
-        "output_is_text": not forced,
+        "forced_acceptance": forced,
+        "output_is_text": forced is None,
         "identical": identical
-        if options.get("draft_sampling", "match") == "match" and not (forced or report["lossy"])
+        if options.get("draft_sampling", "match") == "match" and not (forced is not None or report["lossy"])
         else None,
         "costs": measured_costs(session, table, rows).to_json() if every_draft else None,
     }
@@ -204,7 +202,8 @@ def _report(
     costs = table.drafts.get(draft.name, FREE)
     arms = side_by_side(plain, speculative)
     bound = _bound(table, draft.name, total)
-    unpredicted = _unpredicted(options)
+    forced = session._forced_acceptance is not None
+    unpredicted = "acceptance is forced" if forced else _unpredicted(options)
     predicted = predicted_speedup(session, draft, options) if unpredicted is None else None
     achieved = arms["speedup"]["decode"]
     inside = None
@@ -302,10 +301,9 @@ def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, 
     if costs is None or costs.choice is None:
         return None
     asked = {name: options.get(name) for name in ("draft_length", "draft_nodes", "adaptive")}
-    policy = resolve(
-        request_options({**asked, "draft": draft.name}), manifest, lambda *_: LogisticLength()
-    ).policy
-    budget = policy.budget if isinstance(policy, FixedLength) else None
+    controller = FixedLength(0)
+    policy = resolve(request_options({**asked, "draft": draft.name}), manifest, lambda *_: controller).policy
+    budget = policy.budget if isinstance(policy, FixedLength) and policy is not controller else None
     choice = costs.choice
     if choice.draft == draft.name and budget in (None, choice.budget):
         return choice.speedup
@@ -322,14 +320,9 @@ def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, 
 
 def _unpredicted(options: Mapping[str, Any]) -> str | None:
     """Why there is no prediction of what was asked, whatever was calibrated; None where there may be one."""
-    if options.get("force_acceptance") is not None:
-        return "acceptance is forced"
     if options.get("temperature") or options.get("lossy") is not None:
         return "calibrate decodes greedily"
-    if options.get("confidence_threshold") is not None or options.get("adaptive") in (
-        "logistic",
-        "confidence",
-    ):
+    if options.get("confidence_threshold") is not None or options.get("adaptive") == "confidence":
         return "calibrate knows fixed lengths and its own controller's"
     return None
 

@@ -23,6 +23,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import timing
 from vlmexport.runtime.measure.pass_costs import passes
 from vlmexport.runtime.policy.adaptive import Adaptive
+from vlmexport.runtime.policy.logistic import LogisticLength
 from vlmexport.runtime.speedup.stats import Stats
 from vlmexport.runtime.tuning import survey
 from vlmexport.runtime.tuning.survey import TREES, budgets
@@ -323,7 +324,11 @@ def test_merging_refuses_another_model_and_what_is_no_report(
 def test_the_length_by_position_of_fastvlm_is_a_policy(tiny_bundle: Bundles) -> None:
     with Session.load(tiny_bundle("llama").path) as session:
         found = session.generate(
-            prompt="the cup", max_new_tokens=48, draft="early-exit@1", adaptive="logistic", ignore_eos=True
+            prompt="the cup",
+            max_new_tokens=48,
+            draft="early-exit@1",
+            policy=LogisticLength.of(48, 15),
+            ignore_eos=True,
         )
         plain = session.generate(prompt="the cup", max_new_tokens=48, draft="none", ignore_eos=True)
     depths = {depth for _, depth in found.stats.shapes}

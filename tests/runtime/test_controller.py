@@ -18,7 +18,8 @@ from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, Store
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
 from vlmexport.runtime.policy.adaptive import LOSS, MAX_SHARED, UNTRAINED_FLOOR, Acceptance, Adaptive
-from vlmexport.runtime.policy.base import FixedLength, LogisticLength
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.policy.logistic import LogisticLength
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speedup.budget import NOTHING, Budget
 from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCosts
