@@ -155,7 +155,7 @@ def bench(
     ):
         log_session(session, time.perf_counter() - begin)
         report = measure(
-            session, requests, options=of_drafts, sampling=shared, max_new_tokens=shared.pop("max_new_tokens"),
+            session, requests, options=of_drafts, shared=shared,
             repeats=requested.repeats, every_draft=output.save, progress=progress,
         )  # fmt: skip
     if output.save:

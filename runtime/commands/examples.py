@@ -11,9 +11,9 @@ EXAMPLES = {
     "fit": "vlmexport fit bundle --target orin-nano",
     "compile": "vlmexport compile bundle --backend tensorrt-rtx --target sm86",
     "export-draft": "vlmexport export-draft runs/eagle3/best -o eagle3",
-    "train": "vlmexport train --model tiny-blip2-flant5 --data scenes:train:2000 --draft medusa -o run",
-    "search": "vlmexport search --model tiny-blip2-flant5 --data scenes:train:200 -o skip",
-    "generate-data": "vlmexport generate-data --model tiny-blip2-flant5 --data scenes:train:2000 -o answers",
+    "train": "vlmexport train --model tiny-blip2-flant5 --data answers --draft medusa -o run",
+    "search": "vlmexport search --model tiny-blip2-flant5 --data answers -o skip",
+    "generate-data": "vlmexport generate-data --model tiny-blip2-flant5 --data images:photos -o answers",
     "eval": "vlmexport eval --model tiny-blip2-flant5 --data scenes:heldout:64 --draft run/best",
     "tune": "vlmexport tune bundle --data requests.jsonl",
 }

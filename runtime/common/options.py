@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from .errors import OptionError
 from .validation import integer, number
 
-GROUPS = ("Input", "Generation", "Sampling", "Speculation", "Engine", "Output")
+GROUPS = ("Input", "Generation", "Training", "Sampling", "Speculation", "Engine", "Output")
 """Panels of help pages."""
 
 

@@ -107,26 +107,24 @@ def measure(
     requests: Sequence[Request],
     *,
     options: dict[str, Any],
-    max_new_tokens: int,
-    sampling: dict[str, Any] | None = None,
+    shared: dict[str, Any],
     repeats: int = 5,
     every_draft: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Measure and return the report (schema: `schemas/bench-1.json`). Inside `forced_acceptance` drafts are accepted at its rate.
 
-    `options` are the speculative arm's keyword arguments of `Session.generate`, `sampling` those of both. Each repeat decodes every
+    `options` are the speculative arm's keyword arguments of `Session.generate`, `shared` those of both, `max_new_tokens`
+    among them. Each repeat decodes every
     request plainly, then speculatively, so that both arms meet the same state of the machine. `every_draft` times
     the passes of all drafts of the bundle: then the report's `costs` is an entry for the manifest, else null.
     Raises `OptionError` when there is nothing to compare.
     """
-    sampling = sampling or {}
-    plain_options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "speculative": False, **sampling}
+    plain_options: dict[str, Any] = {**shared, "speculative": False}
     manifest = session.bundle.manifest
     draft = drafting(manifest, options)
     draft_options = {
-        "max_new_tokens": max_new_tokens,
-        **sampling,
+        **shared,
         **options,
         "draft": draft.name,
         "speculative": True,

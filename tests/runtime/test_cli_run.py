@@ -809,7 +809,11 @@ def test_a_changed_output_is_reported(tiny_bundle: Bundles, monkeypatch: pytest.
 
         monkeypatch.setattr(session, "generate", wrong)
         report = benchmark.measure(
-            session, [benchmark.Request("x", prompt="the cup")], options={}, max_new_tokens=8, repeats=1
+            session,
+            [benchmark.Request("x", prompt="the cup")],
+            options={},
+            shared={"max_new_tokens": 8},
+            repeats=1,
         )
     assert report["identical"] is False
 
