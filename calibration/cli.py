@@ -53,6 +53,7 @@ def train(
         if run.draft != "imitation":
             raise OptionError(f"--search tries shapes of imitation networks, not of --draft {run.draft}")
     use_large_pages()
+    own: Any
     own, loop = read_flags(run.draft, options, run.preset)
     launched_processes()  # refused before anything is loaded
     check_inputs(inputs.model, [*inputs.data, *inputs.validation], inputs.inside)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
@@ -194,12 +195,8 @@ def declared_options(declaration: type) -> dict[str, Option]:
     """Name → option, in the order of declaration. What is annotated without a kind is none."""
     found: dict[str, Option] = {}
     for owner in reversed(declaration.__mro__):
-        hints = inspect.get_annotations(owner)
-        if any(isinstance(hint, str) for hint in hints.values()):
-            every = typing.get_type_hints(owner, include_extras=True)
-            hints = {name: every[name] for name in hints}
-        for name, hint in hints.items():
-            for metadata in getattr(hint, "__metadata__", ()):
+        for name, hint in inspect.get_annotations(owner).items():
+            for metadata in getattr(_evaluated(hint, owner), "__metadata__", ()):
                 if isinstance(metadata, Option):
                     found[name] = metadata
     if dataclasses.is_dataclass(declaration):
@@ -207,6 +204,14 @@ def declared_options(declaration: type) -> dict[str, Option]:
             if field.name in found:
                 found[field.name] = dataclasses.replace(found[field.name], **_default(field))
     return found
+
+
+def _evaluated(hint: Any, owner: type) -> Any:
+    """An annotation that is a string, as `from __future__ import annotations` leaves it, is evaluated where it stands."""
+    text = hint.__forward_arg__ if isinstance(hint, typing.ForwardRef) else hint
+    if not isinstance(text, str) or "Annotated[" not in text:
+        return hint
+    return eval(text, vars(sys.modules[owner.__module__]))
 
 
 def _default(field: dataclasses.Field[Any]) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def drafting(manifest: Manifest, options: dict[str, Any]) -> DraftInfo:
 
 
 def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, Any]) -> float | None:
-    """What `calibrate` predicts of a draft here, under the caller's budget or under its fastest; None where this device or
+    """What `tune` predicts of a draft here, under the caller's budget or under its fastest; None where this device or
     what was asked was not measured."""
     manifest = session.bundle.manifest
     costs = find_costs(manifest, _engine(session).machine, session.threads or 1)
@@ -319,9 +319,9 @@ def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, 
 def _unpredicted(options: Mapping[str, Any]) -> str | None:
     """Why there is no prediction of what was asked, whatever was calibrated; None where there may be one."""
     if options.get("temperature") or options.get("lossy") is not None:
-        return "calibrate decodes greedily"
+        return "tune decodes greedily"
     if options.get("confidence_threshold") is not None or options.get("adaptive") == "confidence":
-        return "calibrate knows fixed lengths and its own controller's"
+        return "tune knows fixed lengths and its own controller's"
     return None
 
 

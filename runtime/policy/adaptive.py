@@ -9,7 +9,7 @@ Its decisions are a function of the tokens so far and of a stored cost table; it
   the purse could pay for all of it being rejected, so nothing makes a request slower than 1 − LOSS of plain, but
   for one that is shorter than its first mistake (FLOOR, UNTRAINED_FLOOR). What other requests of the session gained
   by a trained draft lends a request some mistakes more (BORROWED): then the session as a whole is not slower. A draft
-  that `calibrate` saw has that much in advance, once in a session.
+  that `tune` saw has that much in advance, once in a session.
 
 Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
 gained is followed by another at once.
@@ -63,7 +63,7 @@ SESSION_WEIGHT, REQUEST_WEIGHT = 2.0, 6.0
 """Evaluated tokens that the prior of the session, and of a request, counts as."""
 
 SEEN_WEIGHT = 40.0
-"""Judged tokens that what `calibrate` saw of a draft counts as, at its first depth. A guess would give up a good draft whose
+"""Judged tokens that what `tune` saw of a draft counts as, at its first depth. A guess would give up a good draft whose
 first proposals of a request happen to be wrong."""
 
 NEGLIGIBLE = 1e-3
@@ -129,7 +129,7 @@ class _Learned:
     """Whether a request may borrow what others gained."""
     gained: float = 0.0
     """Seconds gained against plain decoding in all requests, negative when lost; with an advance on a draft that
-    `calibrate` saw."""
+    `tune` saw."""
     probe_budget: float = 0.0
     """Seconds saved up for the next probe."""
     again: bool = False

@@ -56,8 +56,9 @@ class Conversation:
         channels = options.pop("channels", "rgb")
         views = [each if isinstance(each, View) else self._session.encode(each, channels) for each in media]
         turn = self._turn("user", prompt, views)
+        options["reuse_prompt"] = True
         result = self._session.generate(
-            image=[*self._media, *views], prompt=[*self.messages, turn], reuse_prompt=True, on_text=on_text, **options
+            image=[*self._media, *views], prompt=[*self.messages, turn], on_text=on_text, **options
         )  # fmt: skip
         self.messages += [turn, self._turn("assistant", result.text)]
         self._media += views

@@ -180,7 +180,7 @@ def test_inspect_network(tiny_bundle: Callable) -> None:
     layers = _manifest(bundle)["graphs"]["segment.0"]["layers"]
     count = layers[1] - layers[0]
     summary = inspect_network(bundle / "segment.0.onnx", precision="bfloat16")
-    assert summary.kv_cache_updates == 2 * count
+    assert summary.layers["KV_CACHE_UPDATE"] == 2 * count
     assert summary.attentions == 2 * count  # self and cross
     assert summary.unused_inputs == ()
     assert summary.aliases[f"updated_value_cache.{layers[0]}"] == f"value_cache.{layers[0]}"
