@@ -71,7 +71,7 @@ class MachineOptions:
         int | None,
         Integer(
             low=1, group="Engine", expert=True, metavar="N",
-            help="CPU threads. Default: every core or torch's choice; one for small models in `eval`.",
+            help="CPU threads. Default: torch's choice; one for small models in `eval`.",
         ),
     ] = None  # fmt: skip
 
@@ -114,7 +114,13 @@ class TrainRun(OutputFolder):
         ),
     ] = None
     cache_dtype: Annotated[
-        str, Text(group="Output", expert=True, metavar="float16|float32", help="Of what is kept there.")
+        str,
+        Text(
+            group="Output",
+            expert=True,
+            metavar="float16|float32",
+            help="Type of what --cache-features keeps.",
+        ),
     ] = "float16"
     eval_every: Annotated[
         int, Integer(low=1, group="Training", expert=True, metavar="N", help="Steps between validations.")

@@ -16,9 +16,15 @@ def export_draft(
     output: Path = typer.Option(
         ..., "-o", "--output", metavar="DIR", help="Folder of the checkpoint; a new one."
     ),
-    form: str = typer.Option("speculators", "--format", metavar="speculators", help="Of the checkpoint."),
+    form: str = typer.Option(
+        "speculators", "--format", metavar="speculators", help="Format of the checkpoint."
+    ),
     model: str = typer.Option(
-        None, "--model", metavar="ALIAS|DIR|HUB_ID", help="The draft's target; default: where it was trained."
+        None,
+        "--model",
+        rich_help_panel="Input",
+        metavar="ALIAS|DIR|HUB_ID",
+        help="The draft's target; default: where it was trained.",
     ),
     as_json: AsJson = False,
 ) -> None:

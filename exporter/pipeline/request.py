@@ -146,7 +146,7 @@ class BuildRequest:
         str,
         Text(
             group="Engine", metavar="fp32|fp16|bf16",
-            help="Of weights, caches and arithmetic. A CPU computes in float32 all the same.",
+            help="Type of weights, caches and arithmetic. A CPU computes in float32 all the same.",
         ),
     ] = "float32"  # fmt: skip
     link_weights: Annotated[

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ..speedup.stats import Stats
 
 SPECULATION = (
-    'What speculation did stands in one line behind the text: "4.1 tokens per pass" (tau: the accepted tokens and the one '
-    'that verification gives itself; plain decoding has 1), "92 % of drafted accepted" (alpha: of the drafted tokens that '
-    "were judged; those behind a wrong one are not)."
+    'The line after the text says what speculation did. "4.1 tokens per pass" is tau: the accepted tokens and the one that '
+    'verification adds; plain decoding has 1. "92 % of drafted accepted" is alpha: the accepted share of the drafted tokens '
+    "that were judged; tokens after a wrong one are not judged."
 )
 """Behind the options on the help page."""
 

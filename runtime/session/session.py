@@ -146,7 +146,7 @@ class Session:
         themselves; what the template would drop of them is refused (docs/how-to/pictures-and-turns.md). `on_text` receives
         each piece of text when it is certain.
 
-        `options`: `GenerateOptions` says all of them (docs/reference/request-options.md). Without a draft length a
+        `options`: `GenerateOptions` says all of them, and the page "Options of a request" of the docs. Without a draft length a
         controller drafts as much as pays on this machine. A `stop` text that is or holds a special token ("<|im_start|>")
         is looked for where special tokens are written, any other in the text as it is returned. A `deadline` counts from
         this call and is checked between cycles. `seed` None draws one when sampling. `lossy` accepts drafts that the model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 import warnings
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 
 import pytest
 import typer
-from vlmexport.runtime import Session, Typical
+from vlmexport.runtime import Session, Typical, cli
 from vlmexport.runtime.commands.option_flags import with_flags
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.common.options import Integer, check_options, declared_options, json_schema
@@ -42,16 +43,16 @@ def test_an_option_is_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
         given.append(options)
 
     run: Any = with_flags(command)
-    (declared,) = [each for each in inspect.signature(run).parameters.values() if each.name == "dummy"]
-    (flag,) = declared.annotation.__metadata__
-    assert (flag.param_decls, flag.help, flag.rich_help_panel) == (
-        ("--dummy",),
+    app = typer.Typer()
+    app.command()(run)
+    parsed: Any = typer.main.get_command(app)
+    (flag,) = [each for each in parsed.params if each.name == "dummy"]
+    assert (flag.opts, flag.help, flag.rich_help_panel) == (
+        ["--dummy"],
         "Does nothing. Default: 3.",
         "Sampling",
     )
-    app = typer.Typer()
-    app.command()(run)
-    typer.main.get_command(app).main(args=["--dummy", "5"], standalone_mode=False)
+    parsed.main(args=["--dummy", "5"], standalone_mode=False)
     assert given == [{"dummy": 5}], "what was typed, and nothing else"
     schema = json_schema(MoreOptions)["properties"]
     assert schema["dummy"] == {
@@ -140,3 +141,48 @@ def test_logistic_length_is_a_deprecated_name_of_the_package() -> None:
     with pytest.warns(DeprecationWarning, match="LogisticLength is deprecated"):
         assert vlmexport.runtime.LogisticLength is LogisticLength
     assert "LogisticLength" not in vlmexport.runtime.__all__
+
+
+def test_flags_of_the_release_before_still_work(
+    tiny_bundle: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tiny_bundle("llama").path)
+    asked = [
+        "--prompt",
+        "the cup",
+        "--max-new-tokens",
+        "8",
+        "--draft",
+        "early-exit",
+        "--temperature",
+        "1",
+        "--seed",
+        "3",
+    ]
+    old = ["--lossy", "typical", "--typical-epsilon", "0", "--adaptive", "logistic", "--verify-width", "4"]
+    capsys.readouterr()
+    assert cli.main(["run", path, *asked, *old, "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["lossy"] == "typical"
+    for flag in ("--typical-epsilon", "--adaptive logistic", "--verify-width"):
+        assert f"{flag} is deprecated and leaves with the next release" in said.err
+    assert cli.main(["calibrate", path, "--merge", "nowhere"]) == 2
+    assert "`vlmexport calibrate` is now `vlmexport tune`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "build", "train", "tune"])
+def test_a_value_out_of_range_is_named_by_its_flag_or_option(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command not in cli.RUNTIME_COMMANDS:
+        pytest.importorskip("torch", reason="the command needs its extra")
+    given = {
+        "run": ["nowhere", "--threads", "0"],
+        "bench": ["nowhere", "--repeats", "0"],
+        "build": ["--model", "x", "-o", "y", "--max-batch", "0"],
+        "train": ["--model", "x", "--data", "y", "-o", "z", "--eval-every", "0"],
+        "tune": ["nowhere", "--limit", "0"],
+    }[command]
+    assert cli.main([command, *given]) == 2
+    said = capsys.readouterr().err
+    assert given[-2] in said and " 0 is " in said and said.count("\n") == 1
