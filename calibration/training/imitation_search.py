@@ -29,7 +29,7 @@ from ..objectives import losses
 from ..objectives.imitation_options import ImitationOptions
 from ..objectives.training_options import LoopOptions
 from ..targets.target import Target
-from .run import feature_source, train_draft, usable_records
+from .run import FeatureCache, Schedule, feature_source, train_draft, usable_records
 from .search_space import SPACE, Trial, folder_name, front, propose, searched, told
 
 FILE = "search.json"
@@ -44,11 +44,8 @@ def search_shapes(
     trials: int,
     out: Path,
     validation: RecordSet | None = None,
-    cache: Path | None = None,
-    cache_dtype: str = "float16",
-    eval_every: int = 250,
-    save_every: int = 100,
-    restart: bool = False,
+    cache: FeatureCache | None = None,
+    schedule: Schedule | None = None,
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> dict[str, Any]:
     """Runs, or continues, a search of `trials` trials, and returns the document that `out/search.json` holds.
@@ -77,12 +74,13 @@ def search_shapes(
     if set(fixed) >= set(searched(fixed, {})):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise OptionError(f"--search has nothing to choose: leave out one of {flags}")
-    cache = cache or out / "features"
+    schedule, cache = schedule or Schedule(), cache or FeatureCache()
+    cache = replace(cache, folder=cache.folder or out / "features")
     with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         identity = _identity(target, records, validation, own, loop, fixed)
-        results = [] if restart else _stored(out, identity)
-        exit_ = _early_exit(target, records, validation, own.layer, cache, cache_dtype)
+        results = [] if schedule.restart else _stored(out, identity)
+        exit_ = _early_exit(target, records, validation, own.layer, cache)
         report(f"the early exit agrees with the target in {exit_:.4f} of {target.name}'s validation tokens")
         while True:
             document = _document(target, identity, exit_, results)
@@ -92,10 +90,10 @@ def search_shapes(
             shape = propose(results, fixed, loop.seed) if len(results) < trials else None
             if shape is None:
                 return document
-            last = _trained(
-                target, records, replace(own, **shape), loop, out, validation, cache, cache_dtype, eval_every,
-                save_every, restart,
-            )  # fmt: skip
+            folder = out / "trials" / folder_name(shape)
+            network = replace(own, **shape)
+            draft = train_draft(target, records, network, loop, folder, validation, cache, schedule)
+            last = _trial(target.hidden_size, shape, draft)
             results.append(last)
             report(
                 f"trial {len(results)}/{trials}: {told(shape)}: agreement {last.agreement:.4f}, {last.flops:,} FLOPs"
@@ -110,26 +108,10 @@ def table(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _trained(
-    target: Target,
-    records: RecordSet,
-    own: ImitationOptions,
-    loop: LoopOptions,
-    out: Path,
-    validation: RecordSet | None,
-    cache: Path,
-    cache_dtype: str,
-    eval_every: int,
-    save_every: int,
-    restart: bool,
-) -> Trial:
-    shape = {name: getattr(own, name) for name in SPACE}
-    folder = out / "trials" / folder_name(shape)
-    draft = train_draft(
-        target, records, own, loop, folder, validation, cache, cache_dtype, eval_every, save_every, restart
-    )
-    config = ImitationConfig(target.hidden_size, **shape)
-    return Trial(shape, draft.evaluation["validation"]["agreement"], config.flops)  # type: ignore[attr-defined]
+def _trial(width: int, shape: Mapping[str, Any], draft: Any) -> Trial:
+    shape = {name: shape[name] for name in SPACE}
+    config = ImitationConfig(width, **shape)
+    return Trial(shape, draft.evaluation["validation"]["agreement"], config.flops)
 
 
 @torch.no_grad()
@@ -138,13 +120,12 @@ def _early_exit(
     records: RecordSet,
     validation: RecordSet | None,
     layer: int,
-    cache: Path,
-    dtype: str,
+    cache: FeatureCache,
 ) -> float:
     """Its agreement on the validation's rows."""
     target.check_layer(layer)
     held = usable_records(target, records.split(0.05)[1] if validation is None else validation)
-    source: FeatureSource = feature_source(target, held, layer, cache, dtype)
+    source: FeatureSource = feature_source(target, held, layer, cache.folder, cache.dtype)
     right = total = 0
     for rows in in_batches(source, 64):
         matches = losses.agreement(target.head(rows.trunk), target.head(rows.residuals[:, -1]))

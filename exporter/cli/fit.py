@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def fit(
     what: str = typer.Argument(metavar="BUNDLE|MODEL", help="A bundle; or an alias, folder or hub id of a model."),
-    target: list[str] = typer.Option(None, "--target", metavar="DEVICE", help=f"{', '.join(map(short_name, DEVICES))}; {FAMILY}… and beginnings are known, too. Repeatable; default: all."),
-    max_length: int = typer.Option(None, "--max-length", metavar="N", help="Tokens of a sequence. Default: the bundle's most."),
-    batch: int = typer.Option(1, "--batch", metavar="N", min=1, help="Sequences at a time."),
-    acceptance: float = typer.Option(0.8, "--acceptance", metavar="A", min=0.0, max=1.0, help="Of a drafted token."),
-    draft_layer: int = typer.Option(None, "--draft-layer", metavar="N", help="Of a model, as in `build`."),
+    target: list[str] = typer.Option(None, "--target", rich_help_panel="Engine", metavar="DEVICE", help=f"{', '.join(map(short_name, DEVICES))}; {FAMILY}… and beginnings are known, too. Repeatable; default: all."),
+    max_length: int = typer.Option(None, "--max-length", rich_help_panel="Generation", metavar="N", help="Tokens of a sequence. Default: the bundle's most."),
+    batch: int = typer.Option(1, "--batch", rich_help_panel="Generation", metavar="N", min=1, help="Sequences at a time."),
+    acceptance: float = typer.Option(0.8, "--acceptance", rich_help_panel="Speculation", metavar="A", min=0.0, max=1.0, help="Share of drafted tokens that is accepted."),
+    draft_layer: int = typer.Option(None, "--draft-layer", rich_help_panel="Speculation", metavar="N", help="For a model: cut its decoder after N layers, as in `build`."),
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say what would fit and how fast memory allows it to be: arithmetic, nothing is run."""
@@ -81,8 +81,8 @@ def _manifest(
     need_extra("export", "`vlmexport fit MODEL`")
     from ..early_checks import check_build
     from ..pipeline.request import BuildRequest
-    from .app import quiet_torch
     from .progress import tell_loading
+    from .quiet import quiet_torch
 
     request = BuildRequest(
         model=what, output=Path("fit"), force=True, draft_layer=draft_layer, max_length=max_length, max_batch=max(16, batch)

@@ -46,22 +46,34 @@ class VerifyReport:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifySettings:
+    """How losslessness and parity are checked."""
+
+    prompts: int = 3
+    """Requests of losslessness."""
+    max_new_tokens: int = 24
+    """Of each."""
+    images: Sequence[Any] = ()
+    """What `Session.generate` takes, in place of generated ones."""
+    parity_memory: int | None = None
+    """Bytes of parameters from which parity goes layer by layer; None: when they would not fit."""
+    device: str = "cpu"
+    """Of losslessness, as `Session.load` has it. Parity is a CPU's."""
+
+
 def verify_bundle(
     folder: Path,
     model: str,
-    *,
     draft_folders: Sequence[Path] = (),
-    prompts: int = 3,
-    max_new_tokens: int = 24,
-    images: Sequence[Any] = (),
-    parity_memory: int | None = None,
+    settings: VerifySettings | None = None,
+    *,
     progress: Callable[[str, int, int], None] | None = None,
-    device: str = "cpu",
     adapter: str | None = None,
 ) -> VerifyReport:
     """Checks a bundle against the model it was built from. Raises BundleError for a bundle that cannot be opened and
-    OptionError for an unknown model; differences are reported, not raised. `images`: what `Session.generate` takes; `adapter`: as `open_checkpoint` takes it; `device`: where losslessness is checked, as
-    `Session.load` has it (parity is a CPU's)."""
+    OptionError for an unknown model; differences are reported, not raised. `adapter`: as `open_checkpoint` takes it."""
+    settings = settings or VerifySettings()
     return_large_buffers()
     bundle = Bundle.open(folder)
     check_merged(bundle.manifest.model, adapter)
@@ -90,14 +102,16 @@ def verify_bundle(
             bundle,
             checkpoint,
             drafts=drafts,
-            memory_limit=parity_memory,
+            memory_limit=settings.parity_memory,
             generation=runnable,
             progress=(lambda _name, done, total: progress("parity", done, total)) if progress else None,
         )
     except ExportError as error:
         report.failures.append(str(error))
     if runnable:
-        rows = check_losslessness(bundle, prompts, max_new_tokens, images, progress, device)
+        rows = check_losslessness(
+            bundle, settings.prompts, settings.max_new_tokens, settings.images, progress, settings.device
+        )
         report.lossless = rows
         if not rows:
             report.notes.append("the bundle has no draft: losslessness was not checked")

@@ -13,7 +13,8 @@ from .export import Exported, export
 from .links import linked_shards
 from .prepare import identify, prepare
 from .prepared import Prepared
-from .request import BuildReport, BuildRequest, GraphReport, Progress
+from .report import BuildReport, GraphReport
+from .request import BuildRequest, Progress
 from .text import write_tokenizer
 from .timing import Stages
 from .write import write_graphs

@@ -6,6 +6,7 @@ settings, shapes, sample requests, activations, TensorRT, disk space. `identify`
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...runtime.common.errors import OptionError
@@ -43,7 +44,7 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
             f"--max-pixels {request.max_pixels}: this model reads no pictures of any size; leave it out"
         )
     if request.max_length is None:
-        request = request.model_copy(update={"max_length": _length(request, family)})
+        request = replace(request, max_length=_length(request, family))
     check_length(request.length, family.max_positions, family.needed_embeds)
     selection = select_drafts(
         request.model,
@@ -92,7 +93,7 @@ def _plan_options(request: BuildRequest, family: Family, selection: DraftSelecti
         return None
     from ..tensorrt.options import PlanOptions, check_drafts, resolve
 
-    options = PlanOptions(request.backend, request.target, request.plan_precision, request.lowering)
+    options = PlanOptions(request.backend, request.plan_target, request.plan_precision, request.lowering)
     wanted = resolve(options, family.decoder_name, request.precision)
     check_drafts(wanted, selection.precisions)
     return options

@@ -40,6 +40,9 @@ from .schema import (
     string,
 )
 
+STORED_ADAPTIVE = (*ADAPTIVE, "logistic")
+"""What manifests may say; "logistic", which an older release had, is served as "session"."""
+
 FORMAT = "vlmexport-bundle"
 SCHEMA_VERSION = 2
 
@@ -270,15 +273,15 @@ class TensorInfo(Part):
 @dataclass(kw_only=True)
 class PolicyInfo(Part):
     """Defaults of a request: which draft, how many tokens (more `draft_nodes` than `draft_length` ask for a tree), when
-    to stop drafting, and over what acceptance is learned; "logistic": FastVLM's length by position (`LogisticLength`);
-    "confidence": Draft & Verify's threshold (`AdaptiveThreshold`)."""
+    to stop drafting, and over what acceptance is learned; "logistic", of an older release, is
+    served as "session"; "confidence": Draft & Verify's threshold (`AdaptiveThreshold`)."""
 
     draft: str | None = checked(optional(string(100)), default=None)
     speculative: bool = checked(boolean, default=False)
     draft_length: int = checked(integer(0, 4096), default=5)
     draft_nodes: int | None = checked(optional(integer(1, 4096)), default=None)
     confidence_threshold: float | None = checked(optional(number(0.0, 1.0)), default=None)
-    adaptive: str = checked(string(20, ADAPTIVE), default="session")
+    adaptive: str = checked(string(20, STORED_ADAPTIVE), default="session")
     extra: dict[str, Any] = field(default_factory=dict)
 
 

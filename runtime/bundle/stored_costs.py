@@ -82,7 +82,7 @@ class _StoredDraft(Part):
 
 @dataclass(kw_only=True)
 class StoredChoice(Part):
-    """What pays on a device, by `calibrate`: a draft with its longest chain or its tree, null where none does; what was
+    """What pays on a device, by `tune`: a draft with its longest chain or its tree, null where none does; what was
     predicted of it, and of the tokens that a cycle must keep for it to pay."""
 
     draft: str | None = checked(optional(string(100)))
@@ -208,7 +208,7 @@ def every_costs(manifest: Manifest) -> list[StoredCosts]:
 
 
 def bundle_here(bundle: Bundle, machine: str, threads: int) -> Bundle:
-    """The bundle with the policy that was chosen for `machine` with `threads`, where `calibrate` chose one.
+    """The bundle with the policy that was chosen for `machine` with `threads`, where `tune` chose one.
 
     Raises `BundleError` for an entry that is not one.
     """

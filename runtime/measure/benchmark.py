@@ -44,45 +44,41 @@ def measure(
     requests: Sequence[Request],
     *,
     options: dict[str, Any],
-    max_new_tokens: int,
-    sampling: dict[str, Any] | None = None,
+    shared: dict[str, Any],
     repeats: int = 5,
-    warm_up: int = 1,
-    force_acceptance: float | None = None,
     every_draft: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Measure and return the report (schema: `schemas/bench-1.json`).
+    """Measure and return the report (schema: `schemas/bench-1.json`). Inside `forced_acceptance` drafts are accepted at its rate.
 
-    `options` are the speculative arm's keyword arguments of `Session.generate`, `sampling` those of both. Each repeat decodes every
+    `options` are the speculative arm's keyword arguments of `Session.generate`, `shared` those of both, `max_new_tokens`
+    among them. Each repeat decodes every
     request plainly, then speculatively, so that both arms meet the same state of the machine. `every_draft` times
     the passes of all drafts of the bundle: then the report's `costs` is an entry for the manifest, else null.
     Raises `OptionError` when there is nothing to compare.
     """
-    sampling = sampling or {}
-    plain_options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "speculative": False, **sampling}
+    plain_options: dict[str, Any] = {**shared, "speculative": False}
     manifest = session.bundle.manifest
     draft = drafting(manifest, options)
     draft_options = {
-        "max_new_tokens": max_new_tokens,
-        **sampling,
+        **shared,
         **options,
         "draft": draft.name,
         "speculative": True,
     }
-    if force_acceptance is not None:
+    forced = session._forced_acceptance
+    if forced is not None:
         # Random weights rarely emit the end token, and forced drafts must not end the output by chance.
-        draft_options |= {"force_acceptance": force_acceptance, "ignore_eos": True}
-        plain_options["ignore_eos"] = True
+        draft_options["ignore_eos"] = plain_options["ignore_eos"] = True
     plain, speculative = Arm(), Arm()
-    steps = warm_up + repeats
+    steps = 1 + repeats  # the first warms up
     identical, results, references = True, [], []
     for step in range(steps):
         progress("decoding", step, steps)
         references, plain_seconds = _run(session, requests, plain_options)
         results, seconds = _run(session, requests, draft_options)
         identical &= all(list(a.tokens) == list(b.tokens) for a, b in zip(references, results, strict=True))
-        if step >= warm_up:
+        if step:
             plain.add(references, plain_seconds)
             speculative.add(results, seconds)
     if not any(plain.tokens):
@@ -110,12 +106,11 @@ def measure(
         draft,
         draft_options,
     )
-    forced = force_acceptance is not None
     return report | {
-        "forced_acceptance": force_acceptance,
-        "output_is_text": not forced,
+        "forced_acceptance": forced,
+        "output_is_text": forced is None,
         "identical": identical
-        if options.get("draft_sampling", "match") == "match" and not (forced or report["lossy"])
+        if options.get("draft_sampling", "match") == "match" and not (forced is not None or report["lossy"])
         else None,
         "costs": measured_costs(session, table, rows).to_json() if every_draft else None,
     }

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ..bundle.stored_acceptance import stored_acceptance
 from ..bundle.stored_costs import find_costs
 from ..hardware import machine
-from ..policy.base import FixedLength, LogisticLength
-from ..session.request import request_options, resolve
+from ..policy.base import FixedLength
+from ..session.options import request_options
+from ..session.request import resolve
 from ..speedup.cost_model import FREE, CostTable, Curve
 from ..speedup.predict import predictions
 from ..speedup.stats import Stats
@@ -94,7 +95,8 @@ def report_of(
     costs = table.drafts.get(draft.name, FREE)
     arms = side_by_side(plain, speculative)
     bound = _bound(table, draft.name, total)
-    unpredicted = _unpredicted(options)
+    forced = session._forced_acceptance is not None
+    unpredicted = "acceptance is forced" if forced else _unpredicted(options)
     predicted = predicted_speedup(session, draft, options) if unpredicted is None else None
     achieved = arms["speedup"]["decode"]
     inside = None
@@ -173,17 +175,16 @@ def side_by_side(plain: Arm, speculative: Arm) -> dict[str, Any]:
 
 
 def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, Any]) -> float | None:
-    """What `calibrate` predicts of a draft here, under the caller's budget or under its fastest; None where this device or
+    """What `tune` predicts of a draft here, under the caller's budget or under its fastest; None where this device or
     what was asked was not measured."""
     manifest = session.bundle.manifest
     costs = find_costs(manifest, engine_of(session).machine, session.threads or 1)
     if costs is None or costs.choice is None:
         return None
     asked = {name: options.get(name) for name in ("draft_length", "draft_nodes", "adaptive")}
-    policy = resolve(
-        request_options({**asked, "draft": draft.name}), manifest, lambda *_: LogisticLength()
-    ).policy
-    budget = policy.budget if isinstance(policy, FixedLength) else None
+    controller = FixedLength(0)
+    policy = resolve(request_options({**asked, "draft": draft.name}), manifest, lambda *_: controller).policy
+    budget = policy.budget if isinstance(policy, FixedLength) and policy is not controller else None
     choice = costs.choice
     if choice.draft == draft.name and budget in (None, choice.budget):
         return choice.speedup
@@ -200,15 +201,10 @@ def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, 
 
 def _unpredicted(options: Mapping[str, Any]) -> str | None:
     """Why there is no prediction of what was asked, whatever was calibrated; None where there may be one."""
-    if options.get("force_acceptance") is not None:
-        return "acceptance is forced"
     if options.get("temperature") or options.get("lossy") is not None:
-        return "calibrate decodes greedily"
-    if options.get("confidence_threshold") is not None or options.get("adaptive") in (
-        "logistic",
-        "confidence",
-    ):
-        return "calibrate knows fixed lengths and its own controller's"
+        return "tune decodes greedily"
+    if options.get("confidence_threshold") is not None or options.get("adaptive") == "confidence":
+        return "tune knows fixed lengths and its own controller's"
     return None
 
 

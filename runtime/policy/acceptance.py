@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from ..speedup.predict import ChainCounts
 
 SEEN_WEIGHT = 40.0
-"""Judged tokens that what `calibrate` saw of a draft counts as, at its first depth. A guess would give up a good draft whose
+"""Judged tokens that what `tune` saw of a draft counts as, at its first depth. A guess would give up a good draft whose
 first proposals of a request happen to be wrong."""
 
 

@@ -9,7 +9,7 @@ Its decisions are a function of the tokens so far and of a stored cost table; it
   the purse could pay for all of it being rejected, so nothing makes a request slower than 1 − LOSS of plain, but
   for one that is shorter than its first mistake (FLOOR, UNTRAINED_FLOOR). What other requests of the session gained
   by a trained draft lends a request some mistakes more (BORROWED): then the session as a whole is not slower. A draft
-  that `calibrate` saw has that much in advance, once in a session.
+  that `tune` saw has that much in advance, once in a session.
 
 Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
 gained is followed by another at once.

@@ -39,7 +39,7 @@ class DraftRecord:
     """Whether a request may borrow what others gained."""
     gained: float = 0.0
     """Seconds gained against plain decoding in all requests, negative when lost; with an advance on a draft that
-    `calibrate` saw."""
+    `tune` saw."""
     probe_budget: float = 0.0
     """Seconds saved up for the next probe."""
     again: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     from .request import Settings
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """How a request came, and how its text leaves. Not `streamed`: as a whole, by `ActiveRequest.last`."""
+
+    begin: float
+    """When it came (`time.perf_counter`)."""
+    cancelled: Callable[[], bool]
+    streamed: bool = True
+    unended: list[ActiveRequest] = field(default_factory=list)
+    """Holds it for as long as its draft knows it."""
+
+
 class ActiveRequest:
     """One request in the decoder's batch; made by prefilling it.
 
@@ -40,19 +52,15 @@ class ActiveRequest:
         prepared: Prepared,
         settings: Settings,
         proposer: Proposer | None,
-        begin: float,
-        cancelled: Callable[[], bool],
-        streamed: bool = True,
+        delivery: Delivery,
         reused: int = 0,
-        unended: list[ActiveRequest] | None = None,
     ):
-        """Prefill `prepared` in the next place of the batch. `begin` (`time.perf_counter`) is when the request came.
-        Not `streamed`: the text is handed out as a whole, by `last`. `reused`: so many of its rows are cached already.
-        `unended` holds it for as long as its draft knows it.
+        """Prefill `prepared` in the next place of the batch. `reused`: so many of its positions are cached already.
 
         Raises `PromptError` for a prompt that does not fit, `NumericsError` for logits that are not finite; the batch
         is then as before.
         """
+        begin = delivery.begin
         self._decoder, self._begin = decoder, begin
         self._generation = bundle.manifest.generation
         if settings.repetition_penalty is not None:
@@ -61,7 +69,7 @@ class ActiveRequest:
         deadline = None if settings.deadline is None else begin + settings.deadline
         self.sequence = Sequence(
             [],
-            SequenceLimits(settings.max_new_tokens, settings.eos, deadline, cancelled),
+            SequenceLimits(settings.max_new_tokens, settings.eos, deadline, delivery.cancelled),
             Stats(
                 prompt_tokens=len(prepared.token_ids),
                 reused_tokens=reused,
@@ -82,8 +90,8 @@ class ActiveRequest:
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
         # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
-        self._push = self._text.push if streamed or settings.stop else self._text.hold
-        self._unended = [] if unended is None else unended
+        self._push = self._text.push if delivery.streamed or settings.stop else self._text.hold
+        self._unended = delivery.unended
         self._unended.append(self)
         try:
             self._first = self._prefill(prepared, reused)

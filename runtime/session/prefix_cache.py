@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..decoder.positions import next_position
 from ..families.base import Prepared, View
+
+if TYPE_CHECKING:
+    from ..speculative.proposer import Proposer
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,27 @@ class Prefix:
     ids: np.ndarray
     positions: np.ndarray | None = None
     views: tuple[tuple[int, View], ...] = ()
+
+
+@dataclass(frozen=True)
+class CachedRequest:
+    """What the last request left in the cache, and which draft has seen it."""
+
+    prefix: Prefix
+    proposer: Proposer | None
+
+    def resume(self, prepared: Prepared, proposer: Proposer | None) -> int:
+        """How many cached positions `prepared` goes on behind, with this draft: one that reads the prompt's hidden states
+        must have seen them too, with the token behind the last one."""
+        cached_len = common_length(self.prefix, prepared)
+        if proposer is None or not proposer.needs_prompt_hidden:
+            return cached_len
+        if proposer is not self.proposer:
+            return 0
+        cached_len = align_to_images(prepared, min(cached_len - 1, proposer.resumable))
+        if cached_len > 0:
+            proposer.resume(cached_len)
+        return max(0, cached_len)
 
 
 def snapshot(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:

@@ -193,11 +193,11 @@ class TreeGain(NamedTuple):
 
     budget: Budget
     gain: float
-    """Accepted tokens per cycle over those of the chain of its depth, as `calibrate` saw them."""
+    """Accepted tokens per cycle over those of the chain of its depth, as `tune` saw them."""
 
 
 class ChainCounts(NamedTuple):
-    """What `calibrate` saw of a draft's chains."""
+    """What `tune` saw of a draft's chains."""
 
     accepted: Sequence[int]
     """Drafted tokens that were right, by depth."""

@@ -1,4 +1,4 @@
-"""Reports of `calibrate` from several devices, for one bundle."""
+"""Reports of `tune` from several devices, for one bundle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..common.errors import BundleError, OptionError
 def merge_reports(
     documents: Mapping[str, Mapping[str, Any]], fingerprint: str
 ) -> tuple[list[Any], list[Any]]:
-    """(costs, acceptance) of several reports of `calibrate` of the same model, or of manifests, each under its name.
+    """(costs, acceptance) of several reports of `tune` of the same model, or of manifests, each under its name.
 
     Raises `OptionError`, naming document, field and value, for one of another model and for what is no report.
     """
@@ -29,9 +29,7 @@ def merge_reports(
             more_costs, more_acceptance = check_report(document)
         except BundleError as error:
             reason = str(error).removeprefix("manifest ").removesuffix("; build the bundle again")
-            raise OptionError(
-                f"--merge {name}: {reason}; give a report of `vlmexport calibrate --json`"
-            ) from None
+            raise OptionError(f"--merge {name}: {reason}; give a report of `vlmexport tune --json`") from None
         costs += more_costs
         acceptance += more_acceptance
     return costs, acceptance

@@ -1,4 +1,4 @@
-"""What a report of `calibrate` says of each way of drafting."""
+"""What a report of `tune` says of each way of drafting."""
 
 from __future__ import annotations
 

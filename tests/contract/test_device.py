@@ -16,6 +16,7 @@ from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
 from vlmexport.runtime.graphs.registry import draft_kinds
 from vlmexport.runtime.graphs.text_layout import WORDS, TextLayout
+from vlmexport.runtime.measure.forced_acceptance import forced_acceptance
 from vlmexport.runtime.measure.pass_costs import runnable
 from vlmexport.runtime.session.session import Session
 
@@ -176,14 +177,14 @@ def test_forced_acceptance_is_that_of_whole_cycles(rigs: Callable, monkeypatch: 
         options = {
             "draft_length": 3,
             "adaptive": None,
-            "force_acceptance": 0.6,
             "seed": 3,
             "ignore_eos": True,
         }
-        results = [
-            session.generate(prompt="the red cup", max_new_tokens=40, draft=draft.name, **options)
-            for draft in rig.manifest.drafts
-        ]
+        with forced_acceptance(session, 0.6):
+            results = [
+                session.generate(prompt="the red cup", max_new_tokens=40, draft=draft.name, **options)
+                for draft in rig.manifest.drafts
+            ]
         said[engine] = [
             (result.tokens, result.stats.cycles, result.stats.proposed, result.stats.accepted)
             for result in results

@@ -149,7 +149,7 @@ def test_tensorrt_reads_every_input_in_the_parsed_network(
     limits = tiny.bundle.manifest.limits
     for graph, info in tiny.bundle.manifest.graphs.items():
         summary = inspect_network(
-            tiny.bundle.graph_path(graph),
+            tiny.bundle.path / info.file,
             capacity=limits.max_length + limits.max_width,
             precision="float16" if tiny.bundle.manifest.weights_dtype == "float32" else "float32",  # as it is
         )

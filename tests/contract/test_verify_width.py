@@ -204,8 +204,8 @@ def test_limits(tiny_bundle: Callable[[str], TinyBundle]) -> None:
     bundle = tiny_bundle("llama").bundle
     for width in (1, 21, True):
         with pytest.raises(OptionError, match=f"verify_width.*{width}"):
-            Session.load(bundle, verify_width=width)
-    with Session.load(bundle, verify_width=4) as session:
+            bundle.with_verify_width(width)
+    with Session.load(bundle.with_verify_width(4)) as session:
         assert session.bundle.manifest.verify_width == 4 and bundle.manifest.verify_width is None
         with pytest.raises(
             OptionError, match=r"draft_length: 4 is above 3 \(the session's verify_width is 4\)"
@@ -217,7 +217,7 @@ def test_limits(tiny_bundle: Callable[[str], TinyBundle]) -> None:
     assert Sizes.of_manifest(bundle.with_verify_width(4).manifest).verify_width == 4, (
         "what plans are tuned for"
     )
-    with Session.load(bundle.with_verify_width(4), verify_width=0) as session:
+    with Session.load(bundle.with_verify_width(4).with_verify_width(0)) as session:
         assert session.decoder.passes.verify_width is None
     with pytest.raises(BundleError, match=r"verify_width': 21 .*max_width \(20\)"):
         Manifest.from_dict({**read_manifest(bundle.path / "manifest.json"), "verify_width": 21})

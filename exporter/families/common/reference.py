@@ -122,7 +122,7 @@ def _realistic_inputs(family: Family, seed: int, length: int) -> dict[str, torch
 
 
 def _limit(family: Family, length: int, before: int) -> int:
-    """`rows`, or as many as a table of positions has left behind `before` others."""
+    """`length`, or as many as a table of positions has left behind `before` others."""
     most = family.decoder.max_positions
     return length if most is None else min(length, most - before)
 

@@ -104,7 +104,7 @@ def build_report(
 
 
 def measured(manifest: Manifest, table: CostTable, longest: Mapping[str, int]) -> dict[str, Any]:
-    """Of every draft whose acceptance the bundle knows (`vlmexport calibrate`, decoding chains): the prediction for that."""
+    """Of every draft whose acceptance the bundle knows (`vlmexport tune`, decoding chains): the prediction for that."""
     found: dict[str, Any] = {}
     for entry in stored_acceptance(manifest):
         seen, draft = entry.observed, entry.draft

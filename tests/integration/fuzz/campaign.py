@@ -49,7 +49,7 @@ def imported() -> None:
     from vlmexport.runtime import Session  # noqa: F401
     from vlmexport.runtime.cli import build_app
 
-    for command in ("run", "build", "eval", "calibrate", "inspect"):
+    for command in ("run", "build", "eval", "tune", "inspect"):
         build_app(command)
     tqdm.tqdm.monitor_interval = 0  # a thread of its own
 

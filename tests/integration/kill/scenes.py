@@ -21,7 +21,7 @@ TIMES = frozenset(("created", "tokens_per_second"))
 """Fields of JSON that hold a time or a speed, whatever they are in. Nothing else is left out of a comparison but the manifest's
 checksum, which covers them, and TensorBoard's files, whose names hold a time."""
 MEASURED = frozenset(("costs", "acceptance"))
-"""Fields of a manifest that `calibrate` measures."""
+"""Fields of a manifest that `tune` measures."""
 
 Content = dict[str, bytes]
 
@@ -241,7 +241,7 @@ def _before_calibrate(world: Path, inputs: Path) -> None:
 def _before_merge(world: Path, inputs: Path) -> None:
     _before_calibrate(world, inputs)
     shutil.copytree(world / "bundle", inputs / "other")
-    quietly("calibrate", inputs / "other", "--data", inputs / "data.jsonl", *_CALIBRATE)
+    quietly("tune", inputs / "other", "--data", inputs / "data.jsonl", *_CALIBRATE)
 
 
 _CALIBRATE = ("--max-new-tokens", 6, "--repeats", 1, "--minutes", 0.01)
@@ -303,12 +303,12 @@ SCENES: dict[str, Scene] = {
         lambda world, inputs: ["compile", world / "bundle", *_COMPILE],
         _before_compile, ("bundle",), warm=True, stub=_stub_tensorrt,
     ),
-    "calibrate": Scene(
-        lambda world, inputs: ["calibrate", world / "bundle", "--data", inputs / "data.jsonl", *_CALIBRATE],
+    "tune": Scene(
+        lambda world, inputs: ["tune", world / "bundle", "--data", inputs / "data.jsonl", *_CALIBRATE],
         _before_calibrate, ("bundle",), measured=True,
     ),
-    "calibrate --merge": Scene(
-        lambda world, inputs: ["calibrate", world / "bundle", "--merge", inputs / "other"],
+    "tune --merge": Scene(
+        lambda world, inputs: ["tune", world / "bundle", "--merge", inputs / "other"],
         _before_merge, ("bundle",), warm=True,
     ),
     "train imitation": _training("imitation", "--draft-layer", 1),

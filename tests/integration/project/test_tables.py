@@ -66,7 +66,7 @@ def test_tables_of_commands_on_a_bundle(
         (["bench", bundle, "--max-new-tokens", "6", "--repeats", "1"], 1),
         (
             [
-                "calibrate",
+                "tune",
                 bundle,
                 "--data",
                 str(data),

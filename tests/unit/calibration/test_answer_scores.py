@@ -454,7 +454,7 @@ def test_speedups_come_from_a_bundles_pass_times(target: Target, tmp_path: Path)
     assert machine.speedup("early-exit@2", 3, cycles) == pytest.approx(3 / 2.5)
     assert machine.name == "here" and machine.speedup("imitation@2", 3, cycles) is None
     Opened.manifest.costs = []
-    with pytest.raises(OptionError, match=r"holds no pass times.*vlmexport calibrate"):
+    with pytest.raises(OptionError, match=r"holds no pass times.*vlmexport tune"):
         Machine(Opened())  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""`vlmexport calibrate` on real bundles: what it writes, what a session makes of it, what it refuses."""
+"""`vlmexport tune` on real bundles: what it writes, what a session makes of it, what it refuses."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import timing
 from vlmexport.runtime.measure.pass_costs import passes
 from vlmexport.runtime.policy.adaptive import Adaptive
+from vlmexport.runtime.policy.logistic import LogisticLength
 from vlmexport.runtime.speedup.stats import Stats
 from vlmexport.runtime.tuning import survey
 from vlmexport.runtime.tuning.survey import TREES, budgets
@@ -56,7 +57,7 @@ def bundle(tiny_bundle: Bundles, tmp_path: Path) -> Path:
 
 def calibrate(capsys: Capture, *words: object) -> dict[str, Any]:
     capsys.readouterr()
-    arguments = ["calibrate", *map(str, words), "--max-new-tokens", "12", "--json"]
+    arguments = ["tune", *map(str, words), "--max-new-tokens", "12", "--json"]
     assert cli.main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
     path = Path(vlmexport.runtime.__file__).parent / "schemas" / "calibrate-1.json"
@@ -66,7 +67,7 @@ def calibrate(capsys: Capture, *words: object) -> dict[str, Any]:
 
 def refused(capsys: Capture, *words: object) -> str:
     capsys.readouterr()
-    assert cli.main(["calibrate", *map(str, words)]) == 2
+    assert cli.main(["tune", *map(str, words)]) == 2
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
     return shown
@@ -193,7 +194,7 @@ def test_another_device_chooses_by_what_was_observed_here(
     for report in (here, there):
         trees = {shape_of(row) for row in report["predictions"] if row["nodes"] > row["depth"]}
         assert decoded <= trees and {name for name, *_ in decoded} == {name for name, *_ in trees}
-    assert cli.main(["calibrate", str(bundle), "--merge", str(copy)]) == 0
+    assert cli.main(["tune", str(bundle), "--merge", str(copy)]) == 0
     both = Bundle.open(bundle).manifest
     assert [entry["machine"] for entry in both.costs][-1] == "robot" and len(both.costs) == 2
     assert len(both.acceptance) == len(here["acceptance"]), "the same observations are kept once"
@@ -224,10 +225,10 @@ def test_bench_shows_the_prediction_beside_the_measurement(bundle: Path, data: P
     assert bench("--draft-nodes", "8", "--draft-length", "3") == (pytest.approx(tree["speedup"]), None)
     told, why = bench("--draft-nodes", "7")
     assert why is None and told > 0, "a tree that was never decoded, by the ranks that were right"
-    assert bench("--draft-nodes", "8", "--temperature", "1") == (None, "calibrate decodes greedily")
+    assert bench("--draft-nodes", "8", "--temperature", "1") == (None, "tune decodes greedily")
     assert bench("--adaptive", "confidence") == (
         None,
-        "calibrate knows fixed lengths and its own controller's",
+        "tune knows fixed lengths and its own controller's",
     )
 
 
@@ -251,7 +252,7 @@ def test_the_reward_of_fastvlm_chooses_among_layers(bundle: Path, data: Path, ca
 
 
 def test_calibrate_prints_its_choice(bundle: Path, data: Path, capsys: Capture) -> None:
-    words = ["calibrate", str(bundle), "--data", str(data), "--max-new-tokens", "12", "--dry-run"]
+    words = ["tune", str(bundle), "--data", str(data), "--max-new-tokens", "12", "--dry-run"]
     assert cli.main(words) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "predicted here for greedy decoding, by" in shown and "Chosen: " in shown
@@ -315,13 +316,17 @@ def test_merging_refuses_another_model_and_what_is_no_report(
     assert "nowhere.json: does not exist" in refused(capsys, bundle, "--merge", tmp_path / "nowhere.json")
     (tmp_path / "words.json").write_text("no report")
     said = refused(capsys, bundle, "--merge", tmp_path / "words.json")
-    assert "words.json: no report of `vlmexport calibrate --json`, and no bundle (Expecting value" in said
+    assert "words.json: no report of `vlmexport tune --json`, and no bundle (Expecting value" in said
 
 
 def test_the_length_by_position_of_fastvlm_is_a_policy(tiny_bundle: Bundles) -> None:
     with Session.load(tiny_bundle("llama").path) as session:
         found = session.generate(
-            prompt="the cup", max_new_tokens=48, draft="early-exit@1", adaptive="logistic", ignore_eos=True
+            prompt="the cup",
+            max_new_tokens=48,
+            draft="early-exit@1",
+            policy=LogisticLength.of(48, 15),
+            ignore_eos=True,
         )
         plain = session.generate(prompt="the cup", max_new_tokens=48, draft="none", ignore_eos=True)
     depths = {depth for _, depth in found.stats.shapes}

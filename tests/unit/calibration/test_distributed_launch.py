@@ -103,14 +103,14 @@ def test_several_processes_that_accelerate_takes_for_one_are_refused(nobody: pyt
             join_processes(cpu=find_device(asked).type == "cpu")
 
 
-@pytest.mark.parametrize("command", ["search", "generate-data", "eval", "calibrate"])
+@pytest.mark.parametrize("command", ["search", "generate-data", "eval", "tune"])
 def test_commands_of_one_process_are_refused_to_several(
     nobody: pytest.MonkeyPatch, tmp_path: Path, command: str
 ):
     app = typer.Typer()
     register(app)
-    given = {"calibrate": [str(tmp_path)]}.get(command, ["--model", "nothing", "--data", "nothing"])
-    words = [command, *given, *([] if command in ("eval", "calibrate") else ["-o", str(tmp_path / "out")])]
+    given = {"tune": [str(tmp_path)]}.get(command, ["--model", "nothing", "--data", "nothing"])
+    words = [command, *given, *([] if command in ("eval", "tune") else ["-o", str(tmp_path / "out")])]
     nobody.setenv("WORLD_SIZE", "2")
     nobody.setenv("RANK", "0")
     with pytest.raises(OptionError, match=f"{command} runs in one process, and the launcher started 2"):

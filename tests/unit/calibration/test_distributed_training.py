@@ -15,7 +15,7 @@ from vlmexport.calibration.data import load_records
 from vlmexport.calibration.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import Schedule, train_draft
 from vlmexport.exporter.drafts.common.files import read_document
 from vlmexport.exporter.drafts.folders import open_draft
 
@@ -39,7 +39,7 @@ from vlmexport.calibration.features import features
 from vlmexport.calibration.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import Schedule, train_draft
 from vlmexport.calibration.training.trainer import Trainer
 
 whole, seen, trained = features.LiveFeatures.rows, [], Trainer.train
@@ -69,7 +69,7 @@ for name, stop in [("grown", 3)] if count == 1 else [("grown", None), ("shrunk",
     train, held = load_records(str(folder / "data.jsonl")).split(0.2)
     Trainer.train = lambda self, restart: trained(self, restart, stop)
     loop, target = LoopOptions(6, 5, lr=3e-3, warmup=2), load_target(str(folder / "model"))
-    train_draft(target, train, KINDS["imitation"], loop, folder / name, held, save_every=3)
+    train_draft(target, train, KINDS["imitation"], loop, folder / name, held, schedule=Schedule(save_every=3))
 """
 
 TRAININGS = {"uneven": ("data.jsonl", 5, "imitation"), "single": ("data.jsonl", 1, "imitation"),
@@ -148,7 +148,14 @@ def test_resume_with_another_number_of_processes(folder: Path):
     alone, _ = made(folder, "uneven", 1)
     train, held = load_records(str(folder / "data.jsonl")).split(0.2)
     options = ImitationOptions(2, cosine=1.0), LoopOptions(6, 5, lr=3e-3, warmup=2)
-    train_draft(load_target(folder / "model"), train, *options, folder / "shrunk", held, save_every=3)
+    train_draft(
+        load_target(folder / "model"),
+        train,
+        *options,
+        folder / "shrunk",
+        held,
+        schedule=Schedule(save_every=3),
+    )
     for name, count in (("grown", 2), ("shrunk", 1)):
         draft = folder / name / "last"
         found = open_draft(draft).network.state_dict()  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from vlmexport.calibration.data.reading.lines import LONGEST_LINE
 from vlmexport.calibration.features.features import build_cache
 from vlmexport.calibration.targets.devices import find_device
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.run import train_draft, usable_records
+from vlmexport.calibration.training.run import Schedule, train_draft, usable_records
 from vlmexport.exporter.drafts.common import files as draft_files
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import DivergedError, InputError, OptionError
@@ -226,7 +226,7 @@ def test_a_full_disk_ends_training_in_one_line_and_leaves_no_half_of_a_file(
     """Files of this process may not grow beyond some bytes, and the system says so while one is written."""
     records, out = make_records(tmp_path, "blip2-t5", 6), tmp_path / "run"
     own, loop = options(2, steps=4, lr=1e-3)
-    draft = train_draft(target, records, own, loop, out, save_every=2)
+    draft = train_draft(target, records, own, loop, out, schedule=Schedule(save_every=2))
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and "tensorboard" not in p.parts}
     longer = options(2, steps=4, lr=2e-3)[1]
     cache = tmp_path / "cache" if what == "cache" else None
@@ -237,7 +237,9 @@ def test_a_full_disk_ends_training_in_one_line_and_leaves_no_half_of_a_file(
     resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[what], hard))
     try:
         with pytest.raises(OptionError, match=r"no space left on the disk of .*the same command continues"):
-            train_draft(target, records, own, longer, out, cache=cache, save_every=1, restart=True)
+            train_draft(
+                target, records, own, longer, out, cache=cache, schedule=Schedule(save_every=1, restart=True)
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(out.rglob("*.new"))

@@ -17,7 +17,7 @@ from vlmexport.calibration.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.flags import read_flags, with_option_flags
-from vlmexport.calibration.training.run import source_for, train_draft
+from vlmexport.calibration.training.run import FeatureCache, source_for, train_draft
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import OptionError
@@ -100,7 +100,7 @@ def test_a_draft_of_cached_texts_is_that_of_live_ones(
     loop = LoopOptions(steps=3, batch_size=4, warmup=1, lr=1e-3)
 
     def weights(name: str, cache: Path | None) -> dict[str, torch.Tensor]:
-        draft = train_draft(target, told, own, loop, tmp_path / name, told, cache, "float32")
+        draft = train_draft(target, told, own, loop, tmp_path / name, told, FeatureCache(cache, "float32"))
         return dict(draft.network.state_dict())  # type: ignore[attr-defined]
 
     live, cached = weights("live", None), weights("cached", tmp_path / "cache")

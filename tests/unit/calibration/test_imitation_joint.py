@@ -17,7 +17,7 @@ from vlmexport.calibration.objectives.imitation_joint import JointImitationObjec
 from vlmexport.calibration.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import Schedule, train_draft
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
@@ -174,7 +174,7 @@ def test_its_bundle_is_lossless_says_that_it_changed_and_fits_no_other_target(
     records = own_answers(target, place.records, NEW)
     loop = LoopOptions(steps=30, lr=4e-3, batch_size=6, warmup=2)
     out = tmp_path / "run"
-    train_draft(target, records, options(joint=True), loop, out, records, eval_every=10)
+    train_draft(target, records, options(joint=True), loop, out, records, schedule=Schedule(eval_every=10))
     folder = out / "best" / "model"
     draft, old, new = ImitationDraft.load(out), open_checkpoint(place.folder), open_checkpoint(folder)
     assert fingerprint(new) == draft.target["fingerprint"] != fingerprint(old)

@@ -19,6 +19,7 @@ from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training import imitation_search
 from vlmexport.calibration.training.imitation_search import search_shapes
+from vlmexport.calibration.training.run import FeatureCache, Schedule
 from vlmexport.calibration.training.search_space import (
     SPACE,
     Trial,
@@ -155,7 +156,9 @@ def test_a_trial_is_a_training_of_its_shape_and_the_exit_is_measured(
     llama: tuple[Target, RecordSet, Path], tmp_path: Path
 ) -> None:
     target, records, _ = llama
-    found = run(llama, tmp_path, 9, fixed={"num_linear": 1, "residual": False}, cache_dtype="float32")
+    found = run(
+        llama, tmp_path, 9, fixed={"num_linear": 1, "residual": False}, cache=FeatureCache(dtype="float32")
+    )
     assert len(found["trials"]) == 6, "there are no more"
     assert sorted(one["shape"]["attention_heads"] for one in found["trials"]) == [0, 0, 0, 4, 4, 4]
     rows = LiveFeatures(target, records, LAYER).rows(range(len(records)))
@@ -213,7 +216,7 @@ def test_unsuitable_search_options_are_refused(llama: tuple[Target, RecordSet, P
         (tmp_path / "c" / "search.json").write_text(text)
         with pytest.raises(OptionError, match=rf"search\.json cannot be read \({error}\)"):
             run(llama, tmp_path / "c", 1)
-    assert len(run(llama, tmp_path / "c", 1, restart=True)["trials"]) == 1
+    assert len(run(llama, tmp_path / "c", 1, schedule=Schedule(restart=True))["trials"]) == 1
 
 
 def test_the_command_prints_the_front(

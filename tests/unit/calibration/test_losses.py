@@ -115,20 +115,6 @@ def test_smooth_l1():
     assert losses.smooth_l1(rows, wanted, beta=4.0).item() == pytest.approx((0.25 + 4 + 16) / 8 / 4)
 
 
-def test_decayed_cross_entropy(logits):
-    heads = torch.stack([logits[0], logits[1], logits[0] * 2], 1)
-    tokens = torch.stack([torch.arange(ROWS)] * 3, 1)
-    tokens[4:, 2] = -100  # three texts end before the third token
-    expected = 0.0
-    for depth in range(3):
-        q = softmax(heads[:, depth])
-        one = [-np.log(q[i, i]) for i in range(ROWS if depth < 2 else 4)]
-        expected += 0.5 ** (depth + 1) * np.mean(one)
-    assert losses.decayed_cross_entropy(heads, tokens, 0.5).item() == pytest.approx(expected, rel=1e-5)
-    ended = torch.full_like(tokens, -100)
-    assert losses.decayed_cross_entropy(heads, ended).item() == 0.0
-
-
 def test_soft_cross_entropy_over_a_trimmed_vocabulary(logits):
     kept = torch.tensor([7, 2, 9])
     p = softmax(logits[1])[:, kept.numpy()]

@@ -21,7 +21,7 @@ from vlmexport.calibration.objectives.medusa_joint import JointMedusaObjective
 from vlmexport.calibration.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import Schedule, train_draft
 from vlmexport.exporter.checkpoint import changed, fingerprint, open_checkpoint
 from vlmexport.exporter.checkpoint.origin import Origin
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
@@ -244,7 +244,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     loop = LoopOptions(steps=40, lr=4e-3, batch_size=6, warmup=2)
     folder = place.folder.parent / "run"
     records = own_answers(target, place.records, NEW)
-    train_draft(target, records, own, loop, folder, records, eval_every=20)
+    train_draft(target, records, own, loop, folder, records, schedule=Schedule(eval_every=20))
     return place, folder
 
 

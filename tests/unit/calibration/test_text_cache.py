@@ -23,7 +23,7 @@ from vlmexport.calibration.objectives import options_of
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.targets.teacher_forcing import Texts
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import FeatureCache, train_draft
 from vlmexport.runtime.common import locks
 from vlmexport.runtime.common.errors import OptionError
 
@@ -178,7 +178,9 @@ def test_a_draft_of_cached_texts_is_that_of_live_ones(
     loop = LoopOptions(steps=3, batch_size=4, warmup=1, lr=1e-3)
 
     def weights(name: str, cache: Path | None) -> dict[str, Tensor]:
-        draft = train_draft(target, told, options, loop, tmp_path / name, told, cache, "float32")
+        draft = train_draft(
+            target, told, options, loop, tmp_path / name, told, FeatureCache(cache, "float32")
+        )
         return dict(draft.network.state_dict())  # type: ignore[attr-defined]
 
     live, cached = weights("live", None), weights("cached", tmp_path / "cache")

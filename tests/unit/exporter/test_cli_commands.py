@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.cli.app import parse_size
 from vlmexport.exporter.cli.tables import parity_line
+from vlmexport.exporter.common.sizes import parse_size
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import OptionError
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import onnx
 import pytest
-from vlmexport.exporter.cli.app import _layers
+from vlmexport.exporter.common.sizes import parse_layers
 from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
 from vlmexport.exporter.drafts.selection import select_drafts
 from vlmexport.exporter.families.common.layer_skip import Sublayers
-from vlmexport.exporter.parity.verify import verify_bundle
+from vlmexport.exporter.parity.verify import VerifySettings, verify_bundle
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import ExportError, OptionError
@@ -23,12 +23,12 @@ from tests.support import tiny_models
 def test_numbers_of_layers() -> None:
     assert Sublayers.of([5, 3], []) == Sublayers((3, 5), ())
     assert Sublayers((0, 2), ()).kept_attention(4) == [1, 3]
-    assert _layers("3,5, 8", "--skip-mlp") == [3, 5, 8] and _layers("", "--skip-mlp") == []
+    assert parse_layers("3,5, 8", "--skip-mlp") == [3, 5, 8] and parse_layers("", "--skip-mlp") == []
     for given in ([3, 3], [-1], [True], ["1"], [1.0]):
         with pytest.raises(OptionError, match="is no number of a layer, or is given twice"):
             Sublayers.of(given, [])
     with pytest.raises(OptionError, match="--skip-mlp '3;5' is no list of layers"):
-        _layers("3;5", "--skip-mlp")
+        parse_layers("3;5", "--skip-mlp")
     for skip, message in (
         (Sublayers((1,), (4,)), "skipped mlp 4: this decoder has the layers 0..3"),
         (Sublayers((0, 1, 2, 3), ()), "is all there is"),
@@ -109,6 +109,8 @@ def test_a_bundle_holds_every_weight_once_and_is_compared(kind: str, tmp_path: P
     zeros = [t for t in model.graph.initializer if t.dims == [] and not any(t.raw_data)]
     assert not zeros, "what is left out is added as zeros"
     assert Bundle.open(tmp_path / "bundle").manifest.policy.draft == "draft-and-verify"
-    verified = verify_bundle(tmp_path / "bundle", str(checkpoint), prompts=1, max_new_tokens=6)
+    verified = verify_bundle(
+        tmp_path / "bundle", str(checkpoint), (), VerifySettings(prompts=1, max_new_tokens=6)
+    )
     assert verified.ok and not verified.notes, (verified.failures, verified.notes)
     assert "skipped" in {row["graph"] for row in verified.parity}

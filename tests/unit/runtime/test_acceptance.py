@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.sampling.sampler import Sampling, counter_uniform, draw, warp
-from vlmexport.runtime.sampling.verify import verify_draws, verify_forced, verify_greedy, verify_sampled
+from vlmexport.runtime.sampling.verify import verify_draws, verify_forced, verify_sampled
 
 VOCABULARY = 3
 
@@ -53,7 +53,7 @@ def test_tree_refuses_what_is_not_a_tree(tokens: list[int], parents: list[int]) 
 @given(trees(), st.randoms(use_true_random=False))
 def test_greedy_path_stays_within_the_tree(tree: TokenTree, random) -> None:
     best = [random.randrange(VOCABULARY) for _ in range(len(tree))]
-    verdict = verify_greedy(tree, best)
+    verdict = verify_draws(tree, lambda node, depth: best[node])
     node = 0
     for child in verdict.path:
         assert tree.parents[child] == node
@@ -65,7 +65,7 @@ def test_greedy_path_stays_within_the_tree(tree: TokenTree, random) -> None:
     if tree.is_chain:
         slow = TokenTree(tree.tokens, tree.parents)
         slow.is_chain = False
-        assert verify_greedy(slow, best) == verdict
+        assert verify_draws(slow, lambda node, depth: best[node]) == verdict
 
 
 @settings(max_examples=60)

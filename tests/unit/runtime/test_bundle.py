@@ -27,8 +27,6 @@ def folder(tmp_path: Path) -> Path:
 
 def test_valid_bundle_opens(folder: Path) -> None:
     opened = Bundle.open(folder, check="sha256")
-    assert opened.graph_path("segment.1") == folder / "segment.1.onnx"
-    assert opened.weights_path == folder / "weights.bin"
     table = opened.tensor("embedding_table")
     info = opened.manifest.tensors["embedding_table"]
     expected = np.frombuffer((folder / "weights.bin").read_bytes()[: info.bytes], np.float32)
@@ -241,10 +239,8 @@ def test_bundle_of_another_model_differs_in_weights(folder: Path) -> None:
         bundle.check_model("other", "sha256:b")
 
 
-def test_unknown_graph_and_tensor_are_named(folder: Path) -> None:
+def test_an_unknown_tensor_is_named(folder: Path) -> None:
     opened = Bundle.open(folder)
-    with pytest.raises(BundleError, match=r"no graph 'segment\.9'; there are"):
-        opened.graph_path("segment.9")
     with pytest.raises(BundleError, match="no tensor 'x'; there are embedding_table"):
         opened.tensor("x")
 

@@ -31,8 +31,10 @@ from vlmexport.runtime.hardware.machine import BUSY
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import benchmark, benchmark_report
+from vlmexport.runtime.measure.forced_acceptance import forced_acceptance
 from vlmexport.runtime.measure.headline import headline
 from vlmexport.runtime.measure.timing import GraphTimer
+from vlmexport.runtime.sampling.typical import Typical
 from vlmexport.runtime.speedup.cost_model import FREE, DraftCosts
 
 if TYPE_CHECKING:
@@ -163,7 +165,6 @@ OPTIONS: list[tuple[list[object], dict[str, Any]]] = [
         ["--draft", "imitation", "--adaptive", "confidence", "--draft-length", 3],
         {"draft": "imitation", "adaptive": "confidence", "draft_length": 3},
     ),
-    (["--draft", "imitation", "--adaptive", "logistic"], {"draft": "imitation", "adaptive": "logistic"}),
     (["--deadline", 0.000001], {"deadline": 0.000001}),
 ]
 
@@ -433,7 +434,7 @@ def test_run_reads_the_prompt_from_standard_input(
         ("llama", ["--prompt", "x", "--draft-length", "20"], "--draft-length 20: this bundle allows 1 to 19"),
         ("llama", ["--prompt", "x", "--draft-length", "0"], "--draft-length 0: this bundle allows 1 to 19"),
         ("llama", ["--prompt", "x", "--temperature", "nan"], "temperature"),
-        ("llama", ["--prompt", "x", "--max-new-tokens", "0"], "max-new-tokens"),
+        ("llama", ["--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens: 0 is not an integer ≥ 1"),
     ],
 )  # fmt: skip
 def test_run_refuses(
@@ -673,14 +674,29 @@ def test_bench_times_a_draft_without_graphs(tiny_bundle: Bundles, capsys: Captur
 
 
 @pytest.mark.usefixtures("quick")
-def test_bench_forced_acceptance_says_so(tiny_bundle: Bundles, capsys: Capture) -> None:
+def test_forced_acceptance_says_so(tiny_bundle: Bundles, capsys: Capture) -> None:
     path = tiny_bundle("llama").path
-    report = bench(capsys, path, "--force-acceptance", 1.0, "--draft-length", 3)
-    assert (report["forced_acceptance"], report["output_is_text"], report["identical"]) == (1.0, False, None)
-    assert report["alpha"] == 1.0
-    assert bench(capsys, path, "--force-acceptance", 0.0)["tau"] == 1.0
-    assert main("bench", path, "--force-acceptance", 0.5, *BENCH) == 0
-    assert "not text" in capsys.readouterr().out
+    request = [benchmark.Request("x", prompt="the cup")]
+    with Session.load(path) as session:
+
+        def measured(rate: float, **options: Any) -> dict[str, Any]:
+            with forced_acceptance(session, rate):
+                return benchmark.measure(
+                    session, request, options=options, shared={"max_new_tokens": 16}, repeats=1
+                )
+
+        report = measured(1.0, draft_length=3)
+        assert (report["forced_acceptance"], report["output_is_text"], report["identical"]) == (
+            1.0,
+            False,
+            None,
+        )
+        assert (report["alpha"], report["unpredicted"]) == (1.0, "acceptance is forced")
+        assert measured(0.0)["tau"] == 1.0
+        assert not session.generate(prompt="the cup", max_new_tokens=4).stats.forced, "only inside the block"
+    assert main("bench", path, "--force-acceptance", 0.5, *BENCH) == 0, "for one release"
+    shown = capsys.readouterr()
+    assert "not text" in shown.out and "--force-acceptance is deprecated" in shown.err
 
 
 @pytest.mark.usefixtures("quick")
@@ -688,14 +704,12 @@ def test_lossy_results_are_marked_everywhere(tiny_bundle: Bundles, capsys: Captu
     path = tiny_bundle("llama").path
     arguments = [
         "--draft", "medusa", "--draft-length", 3, "--temperature", 0.9, "--seed", 2,
-        "--lossy", "typical", "--typical-epsilon", 0, "--prompt", "the cup",
+        "--lossy", "typical:0,0.3", "--prompt", "the cup",
     ]  # fmt: skip
     found = run_json(capsys, path, *arguments, "--max-new-tokens", 16)
     with Session.load(path) as session:
         asked = {"draft": "medusa", "draft_length": 3, "temperature": 0.9, "seed": 2}
-        want = session.generate(
-            prompt="the cup", max_new_tokens=16, lossy="typical", typical_epsilon=0.0, **asked
-        )
+        want = session.generate(prompt="the cup", max_new_tokens=16, lossy=Typical(epsilon=0.0), **asked)
     assert (found["lossy"], found["tokens"]) == ("typical", want.tokens)
     assert main("run", path, *arguments) == 0
     assert "; LOSSY (typical acceptance)" in capsys.readouterr().err
@@ -809,7 +823,11 @@ def test_a_changed_output_is_reported(tiny_bundle: Bundles, monkeypatch: pytest.
 
         monkeypatch.setattr(session, "generate", wrong)
         report = benchmark.measure(
-            session, [benchmark.Request("x", prompt="the cup")], options={}, max_new_tokens=8, repeats=1
+            session,
+            [benchmark.Request("x", prompt="the cup")],
+            options={},
+            shared={"max_new_tokens": 8},
+            repeats=1,
         )
     assert report["identical"] is False
 

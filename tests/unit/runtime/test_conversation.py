@@ -15,8 +15,9 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.common.errors import ImageError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.families.base import Prepared, View
 from vlmexport.runtime.images.synthetic import synthetic_image
+from vlmexport.runtime.session.inputs import RequestInputs
+from vlmexport.runtime.session.options import RequestOptions
 from vlmexport.runtime.session.prefix_cache import common_length, snapshot
-from vlmexport.runtime.session.request import RequestOptions
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle
@@ -101,7 +102,9 @@ def test_only_requests_that_ask_for_it_reuse_a_prompt(tiny_bundle: Bundles) -> N
         whole = session.generate(PICTURES[0], "the red cup", max_new_tokens=4, reuse_prompt=True).stats
         assert whole.reused_tokens == whole.prompt_tokens - 1
         first = np.flatnonzero(
-            np.array(session._prepare(([PICTURES[0]], "the red cup"), RequestOptions()).token_ids)
+            np.array(
+                session._prepare(RequestInputs([PICTURES[0]], "the red cup"), RequestOptions()).token_ids
+            )
             == session.bundle.manifest.text.image_token_id
         )[0]
         assert reused(PICTURES[1], reuse_prompt=True) == first, "up to the picture, which is another"

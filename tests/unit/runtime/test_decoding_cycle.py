@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.policy.base import FixedLength, LogisticLength
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.policy.logistic import LogisticLength
 from vlmexport.runtime.sampling.sampler import Sampling
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speculative.cycle import Cycle

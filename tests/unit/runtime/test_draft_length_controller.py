@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, StoredCosts
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
+from vlmexport.runtime.measure.virtual_clock import Reading
 from vlmexport.runtime.policy.acceptance import Acceptance
 from vlmexport.runtime.policy.adaptive import MAX_SHARED, UNTRAINED_FLOOR, Adaptive
-from vlmexport.runtime.policy.base import FixedLength, LogisticLength
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.policy.logistic import LogisticLength
 from vlmexport.runtime.policy.records import LOSS
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speedup.budget import NOTHING, Budget
@@ -27,6 +28,7 @@ from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCo
 from vlmexport.runtime.speedup.predict import ChainCounts, TreeGain
 
 from tests.support.pairs import each_value
+from tests.support.simulated_decoding import Outcome, Simulated, play
 
 LEAST = 1 / (1 + LOSS)
 """Speed of a request that lost all it may."""
@@ -52,7 +54,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def recorded() -> dict[str, CostTable]:
-    """What `calibrate` measured in runs of `benchmarks/calibration.py`: a table for every draft."""
+    """What `tune` measured in runs of `benchmarks/calibration.py`: a table for every draft."""
     found: dict[str, CostTable] = {}
     for path in sorted(RESULTS.glob("calibration-*.json")):
         costs = json.loads(path.read_text(encoding="utf-8")).get("costs")
@@ -465,7 +467,7 @@ def test_measured_tables_gain_what_the_best_fixed_length_gains(name: str, alpha:
 
 
 GOOD = ChainCounts([870, 770, 680, 600], [1000, 870, 770, 680], 1.0)
-"""A draft of which `calibrate` saw 1,000 cycles."""
+"""A draft of which `tune` saw 1,000 cycles."""
 
 
 def test_heads_are_asked_for_as_many_tokens_as_they_have() -> None:

@@ -10,7 +10,8 @@ import pytest
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.sampling.draft_sampling import DraftSampling
 from vlmexport.runtime.sampling.sampler import Sampling
-from vlmexport.runtime.session.request import request_options, resolve
+from vlmexport.runtime.session.options import RequestOptions, request_options
+from vlmexport.runtime.session.request import resolve
 from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speedup.stats import Stats
 
@@ -101,17 +102,18 @@ def test_drawn_texts_repeat_with_their_seed_and_differ_from_matched_ones(tiny_bu
 def test_proposal_mode_of_a_request(tiny_bundle: Callable) -> None:
     manifest = tiny_bundle("llama").bundle.manifest
 
-    def way(**options: Any) -> str:
-        return resolve(request_options(options), manifest, lambda learn, threshold: None).draft_sampling  # type: ignore[arg-type, return-value]
+    def way(forced: float | None = None, **options: Any) -> str:
+        asked = RequestOptions(forced_acceptance=forced, **options)
+        return resolve(asked, manifest, lambda learn, threshold: None).draft_sampling  # type: ignore[arg-type, return-value]
 
     assert way() == way(draft_sampling="drawn") == "match", "at temperature 0 there is nothing to draw"
     assert way(temperature=1) == "auto"
     assert way(temperature=1, seed=0) == "match"
     assert way(temperature=1, seed=0, draft_sampling="auto") == "auto"
-    assert way(temperature=1, lossy="typical") == way(temperature=1, force_acceptance=0.5) == "match"
+    assert way(temperature=1, lossy="typical") == way(temperature=1, forced=0.5) == "match"
     assert way(temperature=1, draft="none", draft_sampling="drawn") == "match"
     with pytest.raises(OptionError, match="draft_sampling: 'any' is not one of match, drawn, auto"):
         request_options({"draft_sampling": "any"})
-    for other in ({"lossy": "typical"}, {"force_acceptance": 0.5}):
+    for other in ({"lossy": "typical"}, {"forced_acceptance": 0.5}):
         with pytest.raises(OptionError, match="keeps the distribution"):
-            request_options({"draft_sampling": "drawn", **other})
+            RequestOptions(draft_sampling="drawn", **other)

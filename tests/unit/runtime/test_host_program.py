@@ -35,7 +35,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"draft": "medusa", "draft_sampling": "match", "repetition_penalty": 0.001},
     {"draft": "medusa", "draft_sampling": "drawn", "adaptive": "request", "top_p": 5e-324},
     {"draft": "imitation@1", "draft_sampling": "auto", "adaptive": "confidence", "min_p": 1e-300},
-    {"draft": "eagle", "lossy": "typical", "adaptive": "request", "typical_delta": 1e-320},
+    {"draft": "eagle", "lossy": "typical:0.09,1e-320", "adaptive": "request"},
 )
 
 

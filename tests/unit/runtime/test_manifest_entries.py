@@ -134,11 +134,11 @@ def bundle(tmp_path: Path) -> Path:
 def merged(
     bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> Callable[[bytes], tuple[int, str]]:
-    """`calibrate BUNDLE --merge FILE` of a file with this content: (status, stderr)."""
+    """`tune BUNDLE --merge FILE` of a file with this content: (status, stderr)."""
 
     def merge(content: bytes) -> tuple[int, str]:
         (tmp_path / "report.json").write_bytes(content)
-        status = main(["calibrate", str(bundle), "--merge", str(tmp_path / "report.json")])
+        status = main(["tune", str(bundle), "--merge", str(tmp_path / "report.json")])
         return status, capfd.readouterr().err
 
     return merge

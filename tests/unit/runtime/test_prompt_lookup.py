@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.prompt_lookup.ngram_index import NgramIndex
 from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
-from vlmexport.runtime.sampling.verify import verify_greedy
+from vlmexport.runtime.sampling.verify import verify_draws
 from vlmexport.runtime.speedup.budget import NOTHING, Budget
 
 BARRED, END, VOCAB = 4, 3, 6
@@ -170,7 +170,7 @@ def decode(proposer: PromptLookup, sequence: Any, answer: list[int], budget: Bud
         tree = proposer.propose_one(sequence, budget)
         assert tree.tokens[0] == sequence.tokens[-1] and tree.proposed <= budget.nodes
         rest = [*answer[len(sequence.tokens) :], *[-9] * (budget.depth + 1)]
-        verdict = verify_greedy(tree, [rest[depth] for depth in tree.depths])
+        verdict = verify_draws(tree, lambda node, depth, rest=rest: rest[depth])
         emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
         sequence.tokens += emitted
         proposer.advance(sequence, tree, verdict)

@@ -31,7 +31,9 @@ from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
-from vlmexport.runtime.session.request import RequestOptions, resolve
+from vlmexport.runtime.measure.forced_acceptance import forced_acceptance
+from vlmexport.runtime.session.options import RequestOptions
+from vlmexport.runtime.session.request import resolve
 from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speculative.proposer import Proposer
 from vlmexport.runtime.speculative.sequence import Sequence
@@ -57,7 +59,7 @@ def sessions(tiny_bundle: Callable[[str], Any]) -> Iterator[Callable[[str], Sess
 def test_unknown_option_is_reported(sessions: Callable[[str], Session]) -> None:
     session = sessions("llama")
     for call in (session.stream, session.generate_tokens):
-        with pytest.raises(OptionError, match="no option unknown; there are max_new_tokens, draft"):
+        with pytest.raises(OptionError, match="no option unknown; there are max_new_tokens, stop"):
             call([1], unknown=1)  # type: ignore[operator]
 
 
@@ -193,7 +195,8 @@ def test_a_tree_proposer_needs_no_change_elsewhere(
     result = session.generate(**asked, draft=draft, draft_length=12)
     assert result.tokens == plain.tokens
     assert result.stats.tau > 3, "tree paths were committed, not thrown away"
-    forced = session.generate(**asked, draft=draft, draft_length=12, force_acceptance=0.7)
+    with forced_acceptance(session, 0.7):
+        forced = session.generate(**asked, draft=draft, draft_length=12)
     assert len(forced.tokens) == 50 and forced.stats.accepted > 0
 
 
@@ -345,7 +348,6 @@ def test_deadline(sessions: Callable[[str], Session], monkeypatch) -> None:
         ({"draft": "early-exit", "draft_length": -1}, "draft_length"),
         ({"temperature": -0.1}, "temperature"),
         ({"deadline": 0.0}, "deadline"),
-        ({"force_acceptance": 2.0}, "force_acceptance"),
     ],
 )
 def test_bad_options_name_themselves(sessions: Callable[[str], Session], options: dict, named: str) -> None:
@@ -542,7 +544,7 @@ def test_bundle_of_width_1_decodes_plainly(tiny_bundle: Callable[[str], Any]) ->
     with Session.load(tiny_bundle("llama").path) as session:
         want = session.generate(prompt="a red cup", max_new_tokens=8, draft="none").tokens
     options = RequestOptions(max_new_tokens=8)
-    for adaptive in ("session", "request", "off", "logistic", "confidence"):
+    for adaptive in ("session", "request", "off", "confidence"):
         found = resolve(replace(options, adaptive=adaptive), bundle.manifest, lambda *_: 1 / 0)
         assert found.draft is None and found.policy is None
     assert len(want) == 8
@@ -559,7 +561,7 @@ def test_error_in_on_text_frees_the_session(tiny_bundle: Callable[[str], Any]) -
     "options",
     [
         {"max_new_tokens": True}, {"draft_length": 1.5}, {"draft_length": "3"}, {"temperature": "1"}, {"top_k": None},
-        {"seed": 0.5}, {"stop": 3}, {"stop": [1]}, {"deadline": "1"}, {"deadline": 0}, {"force_acceptance": []},
+        {"seed": 0.5}, {"stop": 3}, {"stop": [1]}, {"deadline": "1"}, {"deadline": 0},
         {"policy": 3}, {"speculative": "no"}, {"ignore_eos": 1}, {"draft": 3}, {"on_text": 3},
         {"confidence_threshold": "x"},
     ],
@@ -576,19 +578,3 @@ def test_options_of_the_wrong_type_are_named(tiny_bundle: Callable[[str], Any], 
 def test_token_ids_of_the_wrong_type_are_named(tiny_bundle: Callable[[str], Any], ids: Any) -> None:
     with Session.load(tiny_bundle("llama").path) as session, pytest.raises(PromptError, match="token_ids"):
         session.generate_tokens(ids)
-
-
-def test_generate_and_the_options_say_the_same() -> None:
-    import dataclasses
-    import inspect
-
-    from vlmexport.runtime.session.request import RequestOptions
-
-    shown = inspect.signature(Session.generate).parameters
-    for option in dataclasses.fields(RequestOptions):
-        assert shown[option.name].default == option.default
-        assert shown[option.name].annotation == option.type
-    from vlmexport.runtime.session.inputs import NAMES
-
-    names = {"self", *NAMES, "on_text", *(f.name for f in dataclasses.fields(RequestOptions))}
-    assert set(shown) == names

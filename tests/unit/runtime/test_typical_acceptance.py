@@ -117,7 +117,7 @@ def test_lossy_requests_are_explicit_and_marked(tiny_bundle: Callable) -> None:
         ):
             plain = session.generate_tokens(ids, draft="none", **ASKED)
             kept = session.generate_tokens(ids, **draft, **ASKED)
-            lossy = session.generate_tokens(ids, **draft, **ASKED, lossy="typical", typical_epsilon=0.0)
+            lossy = session.generate_tokens(ids, **draft, **ASKED, lossy=Typical(epsilon=0.0))
             assert (plain.tokens, plain.lossy, kept.lossy) == (kept.tokens, None, None)
             assert lossy.lossy == lossy.to_dict()["lossy"] == "typical"
             assert kept.to_dict()["lossy"] is None
@@ -138,7 +138,7 @@ def test_a_lossy_request_leaves_the_others_of_its_batch_alone(tiny_bundle: Calla
         asked = [{"prompt": "red cup " * (1 + n), **options, "seed": n} for n in range(5)]
         wanted = [session.generate(**one) for one in asked]
         for place in (0, 3):
-            asked[place] = {**asked[place], "lossy": "typical", "typical_epsilon": 0.0}
+            asked[place] = {**asked[place], "lossy": Typical(epsilon=0.0)}
             wanted[place] = session.generate(**asked[place])
         together = session.generate_batch(asked)
         assert [result.tokens for result in together] == [result.tokens for result in wanted]
@@ -163,8 +163,9 @@ def test_stream_is_marked_lossy_before_its_first_piece(tiny_bundle: Callable) ->
     [
         ({"lossy": "nearly"}, "lossy: 'nearly' is not one of typical"),
         ({"lossy": True}, "lossy: True is not one of typical"),
-        ({"lossy": "typical", "typical_delta": 2}, "typical_delta: 2 is not a number"),
-        ({"lossy": "typical", "force_acceptance": 0.5}, "two ways to accept"),
+        ({"lossy": "typical:0.09,2"}, r"typical_delta: 2\.0 is not a number"),
+        ({"lossy": "typical:0.09"}, "lossy: 'typical:0.09' is not one of typical, typical:EPSILON,DELTA"),
+        ({"lossy": "typical:a,b"}, "has no two numbers; write typical:0.09,0.3"),
         ({"min_p": 1.5}, "min_p: 1.5 is not a number"),
         ({"repetition_penalty": 0}, "repetition_penalty: 0 is not a number"),
     ],

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from vlmexport.runtime.measure.virtual_clock import Reading, Simulated, cycles, decoding, plain_seconds, play
+from vlmexport.runtime.measure.virtual_clock import Reading, decoding
 from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.stats import Stats
+
+from tests.support.simulated_decoding import Simulated, cycles, plain_seconds, play
 
 TABLE = CostTable(Curve({1: 10.0, 2: 11.0, 4: 14.0, 8: 30.0}), {"draft": DraftCosts(propose=1.0)})
 DRAFT = SimpleNamespace(name="draft")

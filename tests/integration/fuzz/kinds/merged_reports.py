@@ -1,4 +1,4 @@
-"""Reports that `calibrate --merge` is given: any JSON in any field of a real one, or of a manifest."""
+"""Reports that `tune --merge` is given: any JSON in any field of a real one, or of a manifest."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Seeds:
             path = folder / f"report-{number}.json"
             path.write_bytes(_mutant(rng.choice(self._reports), rng))
             options += ["--merge", path]
-        serve = command("calibrate", bundle, *options)
+        serve = command("tune", bundle, *options)
 
         def merge() -> int:
             status = serve()
@@ -122,7 +122,7 @@ class _Named:
 
 
 def _use(bundle: Path) -> None:
-    """What a session, `inspect` and `calibrate` do with what is stored."""
+    """What a session, `inspect` and `tune` do with what is stored."""
     from vlmexport.runtime.bundle.folder import Bundle
     from vlmexport.runtime.bundle.stored_acceptance import stored_acceptance
     from vlmexport.runtime.bundle.stored_costs import bundle_here, every_costs, pick_costs

@@ -56,7 +56,7 @@ class Seeds:
                     report = folder / f"{writer}{number}.json"
                     found = {"fingerprint": fingerprint, "costs": entry, "acceptance": [seen]}
                     report.write_text(json.dumps(found), "utf-8")
-                    own.append(command("calibrate", bundle, "--merge", report))
+                    own.append(command("tune", bundle, "--merge", report))
                 else:
                     own.append(_change(kind, bundle, entry, seen))
             changes.append(own)
