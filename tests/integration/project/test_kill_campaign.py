@@ -249,7 +249,7 @@ QUICK = ("export-draft", "tune --merge")
 
 @pytest.mark.parametrize(
     ("names", "points"),
-    [(QUICK, 4), pytest.param(tuple(n for n in SCENES if n not in QUICK), 4, marks=pytest.mark.slow)],
+    [(QUICK, 2), pytest.param(tuple(n for n in SCENES if n not in QUICK), 4, marks=pytest.mark.slow)],
     ids=["quick", "others"],
 )
 def test_sample_kills_of_every_command(names: tuple[str, ...], points: int, tmp_path: Path) -> None:

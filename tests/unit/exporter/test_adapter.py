@@ -144,7 +144,9 @@ def test_a_table_that_two_layers_share_is_changed_for_one(
     check_merged(tiny_adapters.train(config, base, tmp_path), base, tmp_path)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if turn else ()) for turn, name in enumerate(TARGETS)]
+)
 def test_a_bundle_answers_as_the_model_with_its_adapter(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:

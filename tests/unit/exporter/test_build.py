@@ -105,6 +105,7 @@ def test_every_weight_is_stored_once(name: str, tiny_bundle: Bundles) -> None:
         assert start % (4096 if length >= 65536 else 64) == 0
 
 
+@pytest.mark.slow  # the README's commands build it, too
 def test_the_bundled_model_with_its_heads_from_a_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

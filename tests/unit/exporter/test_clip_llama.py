@@ -64,6 +64,7 @@ def test_the_parts_become_a_bundle_that_speaks_like_transformers(
     assert described.tokens == plain.tokens and described.stats.proposed
 
 
+@pytest.mark.slow
 def test_layers_of_eagle_and_vispec_change_no_token(parts: dict[str, Path], tmp_path: Path) -> None:
     model = tmp_path / "model"
     assert assemble(parts, model).returncode == 0

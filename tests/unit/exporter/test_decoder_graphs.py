@@ -74,7 +74,9 @@ def chain(runner: GraphRunner, tokens: np.ndarray, lengths: np.ndarray) -> np.nd
     return runner.head(hidden, np.arange(batch * width)).reshape(batch, width, -1)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(
+    params=[NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
+)  # the contract suite has every family
 def pair(request: pytest.FixtureRequest, tiny_bundle: Bundles) -> tuple[Path, Reference]:
     bundle, source = tiny_bundle(request.param, 1, **LAYERS[request.param])
     return bundle, Reference(request.param, source)

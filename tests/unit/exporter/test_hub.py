@@ -175,6 +175,7 @@ def test_a_build_is_refused_before_shards_are_fetched(
     assert hub.sent["model.safetensors"] == HEADER and not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.slow
 def test_a_build_fetches_what_the_checks_only_described(
     hub: Hub, tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_build_fetches_what_the_checks_only_described(
     assert hub.sent["model.safetensors"] == 0
 
 
+@pytest.mark.slow
 def test_a_model_without_safetensors_is_fetched(
     hub: Hub, tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
