@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.common.errors import ExportError, OptionError
-from ...runtime.drafts.layer_skip_kind import SkipOptions
+from ...runtime.drafts.layer_skip_options import SkipOptions
 from ..families.common.layer_skip import Sublayers
 from .common.base import Draft, DraftKind
 from .common.files import draft_folder, read_document, write_document

@@ -11,7 +11,7 @@ import numpy as np
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import GraphInfo
 from ...runtime.decoder.masks import encoder_mask
-from ...runtime.drafts.layer_skip_kind import kept_attention
+from ...runtime.drafts.layer_skip_options import kept_attention
 from ...runtime.engines.base import DTYPES
 from ...runtime.graphs.values import positions_shape
 from ..drafts.common.base import Draft

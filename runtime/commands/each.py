@@ -64,7 +64,7 @@ def answer_each(
 
     Raises `ImageError` at the end where any could not be answered.
     """
-    from .run import RunInputs, report, summary
+    from .run_report import RunInputs, report, summary
 
     bad = 0
     for path in pictures:

@@ -16,7 +16,7 @@ from ..common.errors import BundleError, NumericsError, OptionError
 from ..decoder.token_tree import TokenTree
 from ..speculative.early_stop import ending
 from ..speculative.proposer import Proposer
-from .layer_skip_kind import kept_attention
+from .layer_skip_options import kept_attention
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo

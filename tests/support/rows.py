@@ -16,7 +16,7 @@ import torch
 from vlmexport.runtime import drafts as proposers
 from vlmexport.runtime.common.errors import CapacityError, OptionError, PromptError
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.drafts.layer_skip_kind import skipped_by
+from vlmexport.runtime.drafts.layer_skip_options import skipped_by
 from vlmexport.runtime.drafts.medusa.static_tree import grow, within
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speculative.sequence import Sequence, SequenceLimits

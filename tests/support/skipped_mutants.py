@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.decoder.decoder import Decoder
-from vlmexport.runtime.drafts.layer_skip_kind import kept_attention
+from vlmexport.runtime.drafts.layer_skip_options import kept_attention
 
 Patch = pytest.MonkeyPatch
 

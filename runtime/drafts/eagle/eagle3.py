@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...common.errors import BundleError
 from ...engines.base import DTYPES
 from .eagle import Eagle
-from .eagle3_kind import TAPPED
+from .eagle3_options import TAPPED
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo

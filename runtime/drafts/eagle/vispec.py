@@ -17,7 +17,7 @@ from ...decoder.vision import Vision
 from ...speculative.proposer import Picture
 from .eagle import Eagle
 from .vispec_embeds import VisualEmbeds
-from .vispec_kind import VispecOptions
+from .vispec_options import VispecOptions
 from .vispec_pairs import Pair, Seen, pairs_of, slots_before
 
 if TYPE_CHECKING:

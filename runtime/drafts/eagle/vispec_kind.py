@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...bundle.draft_kind import DraftKind, draft_with
-from ...bundle.schema import checked, integer, optional
-from ...common.errors import BundleError
-from ...graphs.role import REQUEST, GraphRole, Values
-from .layer_role import LayerOptions, layer_interface, layer_role
+from ...bundle.draft_kind import DraftKind
+from .vispec_options import ADAPTOR, LAYER, VispecOptions
 
 if TYPE_CHECKING:
-    from ...bundle.manifest import DraftInfo, Manifest
+    from ...bundle.manifest import DraftInfo
     from ...decoder.decoder import Decoder
     from ...speculative.proposer import Proposer
 
 
-@dataclass(kw_only=True)
-class VispecOptions(LayerOptions):
-    """`queries`: rows that the graph `adaptor` makes of a picture."""
-
-    queries: int | None = checked(optional(integer(2, 256)), default=None)
-
-
-def _layer(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[Values, Values]:
-    inputs, outputs = layer_interface(manifest, "vispec")
-    inputs |= {
-        "visual": (manifest.compute_dtype, ("visual", manifest.decoder.hidden_size)),
-        "visual_index": ("int64", ("batch", "width")),
-        "compressed": ("bool", ("batch", "width")),
-    }
-    return inputs, outputs
-
-
-def _adaptor(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[Values, Values]:
-    draft = draft_with(manifest, "adaptor")
-    options = None if draft is None else draft.options
-    if not isinstance(options, VispecOptions) or options.queries is None:
-        raise BundleError("manifest field 'drafts': no draft names the queries of the graph 'adaptor'")
-    dtype, width = manifest.compute_dtype, manifest.decoder.hidden_size
-    return (
-        {"image_rows": (dtype, ("image_rows", width))},
-        {"visual_rows": (dtype, (options.queries, width))},
-    )
-
-
 def _propose(draft: DraftInfo, decoder: Decoder) -> Proposer:
-    from .vispec import Vispec
+    from .vispec import Vispec  # manifests are read without the proposers
 
     return Vispec(draft, decoder)
 
 
-ADAPTOR = GraphRole("adaptor", _adaptor, (REQUEST,), reads_picture=True)
-KIND = DraftKind("vispec", _propose, (layer_role("vispec", _layer), ADAPTOR), VispecOptions)
+KIND = DraftKind("vispec", _propose, (LAYER, ADAPTOR), VispecOptions)

@@ -25,7 +25,7 @@ from ...engines.buffers import HostBuffer
 from ...sampling.sampler import draw
 from ...speculative.proposer import Proposer
 from ...speedup.budget import Budget
-from .medusa_kind import MedusaOptions
+from .medusa_options import MedusaOptions
 from .static_tree import Parents, grow, within
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROOMS = ("runtime", "exporter", "calibration")
 
-MOST_CYCLES = 5
+MOST_CYCLES = 3
 """Groups of modules that reach each other, by imports of all three sorts."""
 MOST_LOOSE = 2
 """Modules of `runtime/` in no folder: `cli`, the command's door, and `errors`, a deprecated name."""
-LONGEST, LONG, MOST_LONG = 660, 300, 12
+LONGEST, LONG, MOST_LONG = 450, 300, 12
 """Lines of the longest module; modules above so many lines, and how many these may be."""
 
 Graph = dict[str, set[str]]
@@ -34,6 +34,7 @@ def modules() -> dict[str, Path]:
     for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    assert len(found) > 400, "the rooms are not where this test looks for them"
     return found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import EncoderDecoderCache
 from vlmexport.runtime.bundle.float32_view import as_float32
-from vlmexport.runtime.drafts.layer_skip_kind import skipped_by
+from vlmexport.runtime.drafts.layer_skip_options import skipped_by
 from vlmexport.runtime.engines.base import Buffer, Engine, View
 
 from tests.support.skipped_oracle import without

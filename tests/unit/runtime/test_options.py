@@ -93,7 +93,7 @@ def test_a_type_checker_knows_the_options(tmp_path: Path) -> None:
         "    session.generate('a.png', max_new_tokens='3')\n"
     )
     line = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, str(file)]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     said = subprocess.run(line, capture_output=True, text=True, check=False, cwd=root).stdout
     assert [number for number in (3, 4, 5) if f"use.py:{number}:" in said] == [4, 5], said
 
