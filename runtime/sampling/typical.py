@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import OptionError
+from ..common.foreign_errors import raise_if_foreign
 from ..common.validation import number
 from ..decoder.token_tree import TokenTree
 from .verify import Verdict
@@ -49,7 +50,8 @@ class Typical:
             return cls()
         try:
             return cls(float(match[1]), float(match[2]))
-        except ValueError:
+        except ValueError as error:
+            raise_if_foreign(error)
             raise OptionError(f"{name}: {value!r:.80} has no two numbers; write typical:0.09,0.3") from None
 
     def threshold(self, p: np.ndarray) -> float:
