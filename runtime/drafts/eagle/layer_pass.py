@@ -105,7 +105,7 @@ class EaglePass:
         self._table = decoder.embedding.constant
         self._marks_drafted = any(value.name == "drafted" for value in engine.interface(graph).inputs)
         self._calls: dict[tuple[object, ...], tuple[Call, View, View]] = {}
-        self._cache_len = self._cache_len = 0
+        self._num_features = self._cache_len = 0
         self._shape = (0, 0)
 
     def begin(
@@ -138,11 +138,11 @@ class EaglePass:
             self._beside.push(shape)
         drafted = features is None
         if features is None:
-            features = self._features[self._turn].view((self._cache_len, self._size), self._dtype)
+            features = self._features[self._turn].view((self._num_features, self._size), self._dtype)
             self._turn = 1 - self._turn
         call, ids, scores = self._bound(features, drafted, batch_index, len(asked))
         call.run()
-        self._cache_len = shape[0] * shape[1]
+        self._num_features = shape[0] * shape[1]
         # The waiting read first: on a device the second one finds everything there.
         return self._engine.read(ids), self._engine.read(scores)
 
