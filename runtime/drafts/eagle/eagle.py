@@ -196,7 +196,7 @@ class Eagle(Proposer):
         def bind(given: Mapping[str, View], keep: Keep) -> list[Call]:
             return self._pass.chain(self._all_hidden, width, count, given, keep)
 
-        return DeviceChain((self._all_hidden.address, width, count, arena.rows), count, sent, bind)
+        return DeviceChain((self._all_hidden.address, width, count, arena.cache_len), count, sent, bind)
 
     def advance(
         self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
@@ -293,7 +293,7 @@ class Eagle(Proposer):
         arena, batch = self._arena, len(self._open)
         used = dict.fromkeys(range(batch), 0)
         for level in range(max(len(tree.growth.widths) for tree in trees.values())):
-            room = min(arena.rows - arena.lengths[place] - used[place] for place in range(batch))
+            room = min(arena.cache_len - arena.lengths[place] - used[place] for place in range(batch))
             frontiers = {
                 place: tree.growth.frontier(min(tree.growth.widths[level], room))
                 for place, tree in trees.items()

@@ -117,7 +117,7 @@ class EaglePass:
         self._shape = shape = batch, width
         if self._beside is not None:
             self._beside.begin(batch, width, batch_index)
-        mask = self._mask.host((batch, 1, width, self.arena.rows))[:, 0]
+        mask = self._mask.host((batch, 1, width, self.arena.cache_len))[:, 0]
         buffers = self._sources, self._next, self._positions
         sources, tokens, positions = (buffer.host(shape) for buffer in buffers)
         return sources, tokens, positions, self._indices.host((batch,)), mask
@@ -127,7 +127,7 @@ class EaglePass:
 
         `features` [n, E] are the target's rows before its final norm; None: what the pass before gave.
         """
-        shape, mask = self._shape, (self._shape[0], 1, self._shape[1], self.arena.rows)
+        shape, mask = self._shape, (self._shape[0], 1, self._shape[1], self.arena.cache_len)
         self._asked.host(asked.shape)[:] = asked
         for buffer in (self._sources, self._next, self._positions):
             buffer.push(shape)
@@ -153,7 +153,7 @@ class EaglePass:
     ) -> Sent:
         """What `chain` is sent for pairs of features `rows` int64 [n] with the `tokens` that follow, n ≤ width, the first in
         slot `start` at `position`; and for each of the passes behind it."""
-        pairs, rows_of_cache = len(row_index), self.arena.rows
+        pairs, rows_of_cache = len(row_index), self.arena.cache_len
         ids = np.zeros((1, width), np.int64)
         ids[0, :pairs] = tokens
         sources = np.full(
@@ -228,7 +228,7 @@ class EaglePass:
 
     def _bound(self, features: View, drafted: bool, batch_index: int, asked: int) -> tuple[Call, View, View]:
         batch, width = self._shape
-        rows = self.arena.rows
+        rows = self.arena.cache_len
         key = (features.address, features.shape, drafted, self._turn, self._shape, rows, batch_index, asked)
         found = self._calls.get(key)
         if found is not None:

@@ -97,7 +97,7 @@ class Attending(SelfDraft):
 
     def sent_on_device(self, count: int, start: int) -> Sent:
         self._drafted = True
-        seen = self._causal.seen(count + 1, self._arena.rows)[start]
+        seen = self._causal.seen(count + 1, self._arena.cache_len)[start]
         return Sent(
             {}, {"slot": start + np.arange(count + 1)[:, None], "attn_mask": seen[0, :, None, None, None]}
         )
@@ -130,7 +130,7 @@ class Attending(SelfDraft):
     def _place(self, starts: Items[int], width: int, own: Collection[int]) -> None:
         """The next run is over rows in slots start.. of sequences; position is slot, and each row sees all before it. Of
         sequences that are not at the places `own` no earlier row passed: theirs see themselves."""
-        batch, rows = len(starts), self._arena.rows
+        batch, rows = len(starts), self._arena.cache_len
         if rows != self._cache_len:  # the views of shorter or longer caches are gone
             self._alone.clear()
             self._steps.clear()
@@ -173,7 +173,7 @@ class Attending(SelfDraft):
         return {
             "positions": self._positions.view((batch, width)),
             "write_indices": self._indices.view((batch,)),
-            "attn_mask": self._mask.view((batch, 1, width, self._arena.rows)),
+            "attn_mask": self._mask.view((batch, 1, width, self._arena.cache_len)),
         }
 
     def _bound(
