@@ -1,4 +1,4 @@
-"""Cache rows of accepted paths: brought right behind their roots where a tree had them elsewhere."""
+"""Cache slots of accepted paths: brought right behind their roots where a tree had them elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .kv_cache import KVArena
 
 
 class Commit:
-    """The graph `commit`: gathers rows of every sequence and writes them contiguously, all layers in one call."""
+    """The graph `commit`: gathers slots of every sequence and writes them contiguously, all layers in one call."""
 
     def __init__(
         self, engine: Engine, arena: KVArena, num_layers: int, max_width: int, write_indices: HostBuffer
@@ -29,11 +29,11 @@ class Commit:
         self._calls.clear()
 
     def move(self, path: Sequence[int], batch_index: int) -> None:
-        """Bring the rows of the nodes `path` of one sequence right behind its root, if any lie elsewhere."""
+        """Bring the slots of the nodes `path` of one sequence right behind its root, if any lie elsewhere."""
         if not _is_moved(path):
             return
         start, width = self._arena.lengths[batch_index], len(path)
-        moves = [(np.arange(width), 0)] * self._arena.batch  # the others write rows they hold over themselves
+        moves = [(np.arange(width), 0)] * self._arena.batch  # the others write what they hold over themselves
         moves[batch_index] = (start + np.asarray(path), start + 1)
         self._run(moves, width)
 
@@ -53,12 +53,12 @@ class Commit:
         self._run(moves, width)
 
     def _run(self, moves: Sequence[tuple[np.ndarray, int]], width: int) -> None:
-        """`moves`: of every sequence the slots of `width` rows, and the slot where they go."""
+        """`moves`: of every sequence the `width` slots, and the slot where they go."""
         batch = len(moves)
         shape = (batch, width)
         sources, targets = self._sources.host(shape), self._targets.host((batch,))
-        for row, (slots, start) in enumerate(moves):
-            sources[row], targets[row] = slots, start
+        for batch_index, (slots, start) in enumerate(moves):
+            sources[batch_index], targets[batch_index] = slots, start
         self._sources.push(shape)
         self._targets.push((batch,))
         call = self._calls.get(shape)

@@ -24,7 +24,7 @@ def draft_sizes(sent: Sent) -> dict[str, int]:
     """Bytes of the fields of what a draft sends."""
     sizes = {draft_field(name): values.nbytes for name, values in sent.once.items()}
     for name, values in sent.each.items():
-        sizes |= {draft_field(f"{name}.{step}"): row.nbytes for step, row in enumerate(values)}
+        sizes |= {draft_field(f"{name}.{step}"): value.nbytes for step, value in enumerate(values)}
     return sizes
 
 
@@ -43,7 +43,7 @@ class Transfers:
     def draft_inputs(self, sent: Sent) -> dict[str, View]:
         """What a draft sends, where the engine has it."""
         numbered = {
-            f"{name}.{step}": row for name, rows in sent.each.items() for step, row in enumerate(rows)
+            f"{name}.{step}": value for name, values in sent.each.items() for step, value in enumerate(values)
         }
         return {
             name: self.up.view(draft_field(name), *values.shape, dtype=dtype_name(values))

@@ -1,6 +1,6 @@
 """The decoder over one sequence or a batch: prefill, trunk, tail, full, head, accept.
 
-Rows beyond the arena's length are scratch: `begin_cycle` reserves them, passes write them, `accept` makes a path of them
+Slots beyond the arena's length are scratch: `begin_cycle` reserves them, passes write them, `accept` makes a path of them
 valid.
 """
 
@@ -26,8 +26,9 @@ from .positions import next_position
 from .token_tree import TokenTree
 from .vision import Vision
 
-OnRows = Callable[[int, View], None]
-"""`on_rows(first slot, rows [1, n, E])`: rows before the final norm of one chunk of a prompt."""
+OnHiddenStates = Callable[[int, View], None]
+"""`on_hidden_states(first slot, hidden states [1, n, E])`: hidden states before the final norm of one chunk of a
+prompt."""
 
 
 class Decoder:
@@ -54,15 +55,17 @@ class Decoder:
         self._prefill_width = max(
             self.max_width if info.cross_attention else min(PREFILL_WIDTH, capacity), self.max_width
         )
-        rows = max(self._prefill_width, max_batch * self.max_width)
+        max_num_tokens = max(self._prefill_width, max_batch * self.max_width)
         self._size = info.hidden_size
         self.dtype = engine.dtype("head", "hidden")
-        """Of rows between graphs, as this engine binds them."""
+        """Of hidden states between graphs, as this engine binds them."""
         self.encoder = Encoder(engine, manifest, tensor, max_batch) if info.cross_attention else None
         self._vision = Vision(engine)
-        self.exits = ExitStates(engine, manifest, self.dtype, max_batch, rows)
-        self.passes = ForwardPasses(engine, manifest, tensor, self.arena, self.encoder, self.exits, rows)
-        self.heads = HeadOutputs(engine, manifest.text.vocab_size, max_batch, self.max_width, rows)
+        self.exits = ExitStates(engine, manifest, self.dtype, max_batch, max_num_tokens)
+        self.passes = ForwardPasses(
+            engine, manifest, tensor, self.arena, self.encoder, self.exits, max_num_tokens
+        )
+        self.heads = HeadOutputs(engine, manifest.text.vocab_size, max_batch, self.max_width, max_num_tokens)
         self.embedding = self.passes.embedding
         self._cache = self.passes.cache
         self._commit = Commit(engine, self.arena, info.num_layers, self.max_width, self.passes.write_indices)
@@ -116,11 +119,12 @@ class Decoder:
 
     @property
     def can_resume(self) -> bool:
-        """Whether a later request can go on behind rows of this one: not where the decoder looks at an encoder's."""
+        """Whether a later request can go on behind the slots of this one: not where the decoder looks at an
+        encoder's."""
         return self.encoder is None
 
     def resume(self, length: int) -> int:
-        """Go on with the one sequence that is cached, cut to its first `length` rows; returns its place."""
+        """Go on with the one sequence that is cached, cut to its first `length` slots; returns its place."""
         assert self.can_resume and self.arena.batch == 1 and length <= self.arena.lengths[0]
         self.arena.lengths[0] = length
         self.passes.positions.offsets[0] = 0
@@ -150,10 +154,10 @@ class Decoder:
         if self.encoder is not None:
             self.encoder.remove(batch_index)
 
-    # --- one request: image rows, encoder, prefill ---
+    # --- one request: image embeddings, encoder, prefill ---
 
     def image_embeds(self, inputs: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
-        """Run `vision` on each mapping of inputs; rows [n, E] in order."""
+        """Run `vision` on each mapping of inputs; hidden states [n, E] in order."""
         return self._vision.run(inputs)
 
     def embed(
@@ -162,8 +166,8 @@ class Decoder:
         image_embeds: np.ndarray | None = None,
         image_positions: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Rows [n, E] of a prompt; `image_embeds`, in order, replace the embeddings at `image_positions` (by default:
-        where the ids are `text.image_token_id`). Raises `PromptError` where these are not as many."""
+        """Hidden states [n, E] of a prompt; `image_embeds`, in order, replace the embeddings at `image_positions` (by
+        default: where the ids are `text.image_token_id`). Raises `PromptError` where these are not as many."""
         ids = np.asarray(token_ids, np.int64)
         if image_embeds is None:
             return self.embedding.embeddings(ids)
@@ -173,15 +177,15 @@ class Decoder:
             raise PromptError(
                 f"the prompt has {len(image_positions)} image slots for {len(image_embeds)} image rows"
             )
-        if len(image_positions) == len(ids):  # nothing but image rows: their placeholders need no embedding
-            rows = np.empty((len(ids), self._size), DTYPES[self.dtype])
+        if len(image_positions) == len(ids):  # nothing but images: their placeholders need no embedding
+            hidden_states = np.empty((len(ids), self._size), DTYPES[self.dtype])
         else:
-            rows = self.embedding.embeddings(ids)
-        rows[image_positions] = image_embeds
-        return rows
+            hidden_states = self.embedding.embeddings(ids)
+        hidden_states[image_positions] = image_embeds
+        return hidden_states
 
     def encode(self, batch_index: int, encoder_hidden: np.ndarray) -> None:
-        """Models with cross-attention: what a sequence looks at, rows [n, E]."""
+        """Models with cross-attention: what a sequence looks at, hidden states [n, E]."""
         assert self.encoder is not None, "this model has no cross-attention"
         self.encoder.run(batch_index, encoder_hidden)
         self._moved = True
@@ -191,13 +195,13 @@ class Decoder:
         hidden_states: np.ndarray,
         batch_index: int = 0,
         positions: np.ndarray | None = None,
-        on_hidden_states: OnRows | None = None,
+        on_hidden_states: OnHiddenStates | None = None,
     ) -> TargetLogits:
-        """Run all segments over prompt rows [n, E] of a sequence, behind those that it has (`resume`); what the target
-        says after the last one.
+        """Run all segments over hidden states [n, E] of the prompt of a sequence, behind those that it has (`resume`);
+        what the target says after the last one.
 
-        `positions` int64 [axes, all rows] by default count from 0; later positions go on after the highest. Widths are
-        rounded up to few sizes. Raises `PromptError` for no rows, and for more than the session holds.
+        `positions` int64 [axes, all tokens] by default count from 0; later positions go on after the highest. Widths are
+        rounded up to few sizes. Raises `PromptError` for an empty prompt, and for more than the session holds.
         """
         before = self.arena.lengths[batch_index]
         count = before + len(hidden_states)
@@ -216,8 +220,8 @@ class Decoder:
             self.passes.run_prompt(forward_pass, chunk, start, places)
             self.arena.advance(used, batch_index)
             if on_hidden_states is not None:
-                rows = forward_pass.result.buffer.view((1, used, self._size), self.dtype)
-                on_hidden_states(start, rows)
+                chunk_hidden = forward_pass.result.buffer.view((1, used, self._size), self.dtype)
+                on_hidden_states(start, chunk_hidden)
         if positions is not None:
             self.passes.positions.offsets[batch_index] = next_position(positions) - count
         return self.head(1, first=used - 1)
@@ -225,7 +229,7 @@ class Decoder:
     # --- one cycle ---
 
     def begin_cycle(self, width: int) -> None:
-        """Reserve `width` rows after every sequence and forget the exit states. Raises `CapacityError`."""
+        """Reserve `width` slots after every sequence and forget the exit states. Raises `CapacityError`."""
         if width > self.widest_tree:
             limit = "max_width" if self.passes.verify_width is None else "verify_width"
             raise CapacityError(
@@ -237,9 +241,9 @@ class Decoder:
         self._passed = [[] for _ in range(self.arena.batch)]
 
     def trunk(self, cut: int, tokens: Sequence[int], trees: Sequence[TokenTree] | None = None) -> None:
-        """Run segments 0..cut−1 over the next token of every sequence; their rows after every segment become exit states
-        of step `exit_count`. Each token follows the one of the step before, or, with `trees`, is the node of that
-        number of its sequence's tree (a chain beyond the tree's end)."""
+        """Run segments 0..cut−1 over the next token of every sequence; their hidden states after every segment become
+        exit states of step `exit_count`. Each token follows the one of the step before, or, with `trees`, is the node
+        of that number of its sequence's tree (a chain beyond the tree's end)."""
         passes, step, batch = self.passes, self.exit_count, self.arena.batch
         width = passes.padded(1)
         forward_pass = self._cache.get((0, cut, width, step, 0, batch)) or passes.prepare(0, cut, width, step)
@@ -247,21 +251,21 @@ class Decoder:
         if passes.verify_width is None:
             passes.run(forward_pass, tokens, trees, step)
             return
-        # Nodes that have passed pass again, each in its own row and slot: a pass of this width has room for no others.
-        rows: list[int] = []
+        # Nodes that have passed pass again, each in its own place and slot: a pass of this width has room for no others.
+        token_ids: list[int] = []
         for own, token in zip(self._passed, tokens, strict=True):
             own.append(token)
-            rows += [*own, *own[-1:] * (width - len(own))]
-        passes.run(forward_pass, rows, trees)
+            token_ids += [*own, *own[-1:] * (width - len(own))]
+        passes.run(forward_pass, token_ids, trees)
 
     def exit_hidden(self, cut: int, step: int) -> View:
-        """Rows [batch, 1, E] after segment `cut` − 1 that the trunk saved at `step` of this cycle."""
+        """Hidden states [batch, 1, E] after segment `cut` − 1 that the trunk saved at `step` of this cycle."""
         return self.exits.view(cut, self.arena.batch, 1, step)
 
     def tail(self, cut: int, count: int, trees: Sequence[TokenTree] | None = None) -> None:
         """Run segments cut.. over the first `count` exit states of every sequence, chains where no `trees` are given.
 
-        Follow with `head`; the rows are as after `full`.
+        Follow with `head`; the order is as after `full`.
         """
         assert count == self.exit_count, f"{self.exit_count} exit states, {count} nodes to verify"
         passes, end, batch = self.passes, self._end, self.arena.batch
@@ -275,14 +279,15 @@ class Decoder:
     def full(self, *trees: TokenTree) -> None:
         """Run all segments over one tree per sequence, padded to the widest, or to `verify_width`. Follow with `head`.
 
-        The logits of node i of sequence b are row b × width + i, where width is the largest tree's size, or `verify_width`.
+        The logits of node i of sequence b are at b × width + i, where width is the largest tree's size, or
+        `verify_width`.
         """
         passes, batch, end, tokens = self.passes, self.arena.batch, self._end, trees[0].tokens
         assert len(trees) == batch, f"{len(trees)} trees for a batch of {batch}"
         width = passes.padded(len(tokens))
         if batch > 1 or width > len(tokens):
             width = passes.padded(max(map(len, trees)))
-            # Scratch rows repeat a token of their own sequence: its numbers are as finite as the sequence is.
+            # Padding repeats a token of its own sequence: its numbers are as finite as the sequence is.
             tokens = [
                 token for tree in trees for token in (*tree.tokens, *tree.tokens[-1:] * (width - len(tree)))
             ]
@@ -290,7 +295,7 @@ class Decoder:
         passes.run(forward_pass, tokens, trees)
 
     def head(self, num_logits: int, first: int = 0) -> TargetLogits:
-        """What the target says after rows first.. of the last pass; valid until the next `head`."""
+        """What the target says after tokens first.. of the last pass; valid until the next `head`."""
         last, heads = self.passes.last, self.heads
         if first == 0:
             return (last.heads.get(num_logits) or heads.over_first(last, num_logits)).run()
@@ -298,18 +303,18 @@ class Decoder:
 
     def head_of(self, trees: Sequence[TokenTree]) -> TargetLogits:
         """What the target says after the nodes of `trees`, one tree after the other, after `full` or `tail`."""
-        last, rows = self.passes.last, 0
+        last, num_tokens = self.passes.last, 0
         width = last.width
         for tree in trees:
-            rows += len(tree.tokens)
+            num_tokens += len(tree.tokens)
         most = len(trees) * width
-        if rows == most or (self.passes.verify_width is not None and len(trees) == 1):
+        if num_tokens == most or (self.passes.verify_width is not None and len(trees) == 1):
             return (last.heads.get(most) or self.heads.over_first(last, most)).run()
         places: list[int] = []
         for number, tree in enumerate(trees):
             places += range(number * width, number * width + len(tree))
         if self.passes.verify_width is not None:
-            places += places[-1:] * (most - rows)
+            places += places[-1:] * (most - num_tokens)
         return self.heads.over(last, places).run()
 
     def accept(self, tree: TokenTree, path: Sequence[int], batch_index: int = 0) -> None:
@@ -319,7 +324,7 @@ class Decoder:
         self.exit_count = 0
 
     def accept_all(self, trees: Sequence[TokenTree], paths: Sequence[Sequence[int]]) -> None:
-        """`accept` for every sequence after one pass over all; rows are moved by one call, and only for trees."""
+        """`accept` for every sequence after one pass over all; slots are moved by one call, and only for trees."""
         for tree in trees:
             if not tree.is_chain:
                 self._commit.move_all(paths)
@@ -340,15 +345,15 @@ class Decoder:
     # --- what drafts read ---
 
     def verified_hidden(self, batch_index: int, nodes: int) -> View:
-        """Rows [1, nodes, E] before the final norm of the first nodes of a sequence, after `full` or `tail`: where they lie
-        until the next pass."""
+        """Hidden states [1, nodes, E] before the final norm of the first nodes of a sequence, after `full` or `tail`:
+        where they lie until the next pass."""
         last, size = self.passes.last, self._size
         offset = last.result.offset + batch_index * last.width * size
         return last.result.buffer.view((1, nodes, size), self.dtype, offset)
 
     def hidden_after(self, layer: int) -> View:
-        """Rows [batch, width, E] of the last pass after `layer` layers, one of the drafts' `taps` or the layer of one that
-        attends."""
+        """Hidden states [batch, width, E] of the last pass after `layer` layers, one of the drafts' `taps` or the layer
+        of one that attends."""
         return self.exits.hidden_after(layer, self.passes.last, self.passes.number)
 
     @property
@@ -362,7 +367,7 @@ class Decoder:
         return self.passes.last.batch_index
 
     def offset_of(self, hidden_states: View) -> int:
-        """Where rows of the last pass begin among all of it, in elements."""
+        """Where hidden states of the last pass begin among all of it, in elements."""
         return hidden_states.offset - self.passes.last.result.offset
 
     def draft_layer_index(self, draft: str) -> int:
@@ -370,10 +375,11 @@ class Decoder:
         return self.manifest.decoder.num_layers + list(self.manifest.attending).index(draft)
 
     def bind_partial(self, graph: str, attention: Sequence[int]) -> ForwardPass:
-        """The pass of `graph`, a decoder that has the attention of these layers only (`ForwardPasses.prepare_partial`)."""
+        """The pass of `graph`, a decoder that has the attention of these layers only
+        (`ForwardPasses.prepare_partial`)."""
         return self.passes.prepare_partial(graph, attention)
 
     def run_partial(self, forward_pass: ForwardPass, tokens: Sequence[int], step: int) -> None:
-        """Run a pass of `bind_partial` over the next token of every sequence, `step` rows behind what is valid of it. What
-        it writes is scratch: a pass over all segments must follow that writes these rows of every layer anew."""
+        """Run a pass of `bind_partial` over the next token of every sequence, `step` slots behind what is valid of it.
+        What it writes is scratch: a pass over all segments must follow that writes these slots of every layer anew."""
         self.passes.run(forward_pass, tokens, None, step)

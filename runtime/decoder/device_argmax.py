@@ -53,18 +53,18 @@ class DeviceArgmax:
         tokens: View,
         nodes: TreeViews,
     ) -> list[Call]:
-        """The likeliest tokens by `head`: of its logits, or of those that a request changes, row by row behind those of the
-        `tokens` that are its ancestors. `nodes`: of the rows."""
+        """The likeliest tokens by `head`: of its logits, or of those that a request changes, token by token behind
+        those of the `tokens` that are its ancestors. `nodes`: of the logits."""
         if transfers.graph is None:
             return head({"best": best, "finite": finite})
-        processors, (rows,), span = self.processors, best.shape, tokens.shape[0]
-        (depths, ancestors), chain = nodes, nodes if rows == span else self._device_passes.chain(span)
+        processors, (num_logits,), span = self.processors, best.shape, tokens.shape[0]
+        (depths, ancestors), chain = nodes, nodes if num_logits == span else self._device_passes.chain(span)
         flat = lambda view, *shape: view.buffer.view(shape, view.dtype, view.offset)  # noqa: E731
         inputs = {
             "tokens": tokens, "token_depths": flat(chain[0], span),
-            "depths": flat(depths, rows), "ancestors": flat(ancestors, rows, span),
+            "depths": flat(depths, num_logits), "ancestors": flat(ancestors, num_logits, span),
         }  # fmt: skip
-        calls = head({"logits": processors.raw(rows), "finite": finite})
+        calls = head({"logits": processors.raw(num_logits), "finite": finite})
         return [
             *calls,
             processors.call(transfers.graph, transfers.inputs(processors.sent), inputs, best),

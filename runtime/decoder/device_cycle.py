@@ -1,10 +1,10 @@
 """Cycles of one sequence that need the host once: drafted tokens, masks and verdicts stay where the graphs run.
 
-`head` writes its best token where the next `embed` reads one, drafts with graphs of their own (`DeviceChain`) do likewise, and
-masks come from the graph `mask`, so that between the steps of a cycle nobody waits. The host sends tokens, slots and
-positions ahead, in one transfer, and reads in one what was drafted and what the target says of it. The passes are the
-decoder's own (`ForwardPasses.prepare`); a cycle is a list of their calls, which an engine may capture and replay
-(`Engine.program`).
+`head` writes its best token where the next `embed` reads one, drafts with graphs of their own (`DeviceChain`) do
+likewise, and masks come from the graph `mask`, so that between the steps of a cycle nobody waits. The host sends
+tokens, slots and positions ahead, in one transfer, and reads in one what was drafted and what the target says of it.
+The passes are the decoder's own (`ForwardPasses.prepare`); a cycle is a list of their calls, which an engine may
+capture and replay (`Engine.program`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def is_supported(engine: Engine) -> bool:
 
 @dataclass
 class CycleOutcome:
-    """The tree that a cycle verified, the target's answers, and whether the logits that it was drafted from are all finite."""
+    """The tree that a cycle verified, the target's answers, and whether the logits that it was drafted from are all
+    finite."""
 
     tree: TokenTree
     answers: ArgmaxResult
@@ -88,8 +89,8 @@ class OnDevice:
         start: int,
         changes: LogitsChanges | None = None,
     ) -> CycleOutcome:
-        """`count` tokens, drafted on the trunk of `cut` segments behind the pending `token`, which takes slot `start`, and
-        verified by the tail."""
+        """`count` tokens, drafted on the trunk of `cut` segments behind the pending `token`, which takes slot `start`,
+        and verified by the tail."""
         graph, sent = changes and changes.graph, draft.sent_on_device(count, start)
         program = self._program(
             ("draft", draft.name, count, graph),
@@ -107,9 +108,9 @@ class OnDevice:
         start: int,
         changes: LogitsChanges | None = None,
     ) -> CycleOutcome:
-        """`count` tokens, drafted by a pass of its own for each (`ForwardPasses.prepare_partial`, which `bind` asks for)
-        behind the pending `token`, which takes slot `start`, and verified by all segments, which write the rows of those
-        passes anew."""
+        """`count` tokens, drafted by a pass of its own for each (`ForwardPasses.prepare_partial`, which `bind` asks
+        for) behind the pending `token`, which takes slot `start`, and verified by all segments, which write the slots
+        of those passes anew."""
         graph = changes and changes.graph
         program = self._program(
             ("apart", draft.name, count, graph),
@@ -156,8 +157,8 @@ class OnDevice:
         passes.set_last(program.passes[-1])
 
     def _program(self, key: tuple[object, ...], make: Callable[[], CycleProgram]) -> CycleProgram:
-        """The program `key` over the caches as they lie now; those of the layouts before are kept for the next request, whose
-        caches begin small again."""
+        """The program `key` over the caches as they lie now; those of the layouts before are kept for the next request,
+        whose caches begin small again."""
         layout = self._passes.layout
         programs = self._programs.pop(layout, None)
         if programs is None:

@@ -63,7 +63,7 @@ class DevicePasses:
         arena = self._passes.arena
         if self._slots is None:
             self._slots = self._engine.constant("slots", np.arange(arena.capacity, dtype=np.int64))
-        return self._slots.buffer.view((arena.rows,), "int64")
+        return self._slots.buffer.view((arena.cache_len,), "int64")
 
     def _distance_bias(self) -> View:
         """What the mask graph takes of a relative bias; the same for the life of the engine."""

@@ -1,4 +1,5 @@
-"""The programs of cycles on a device: verify a tree, draft on the trunk or by passes apart, run a chain of a draft's own.
+"""The programs of cycles on a device: verify a tree, draft on the trunk or by passes apart, run a chain of a draft's
+own.
 
 Each is a list of calls between one transfer up and one down; passes are those that step-by-step decoding runs.
 """

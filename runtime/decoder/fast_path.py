@@ -17,7 +17,7 @@ from .masks import CausalMask
 
 
 def embedding_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequence[int]], None]:
-    """Writes the rows of `tokens` [n] into `out` [n, E]; for an embedding that is a plain look-up."""
+    """Writes the embeddings of `tokens` [n] into `out` [n, E]; for an embedding that is a plain look-up."""
     table = embedding.table
     if table is None or len(out) > 1:
         return lambda tokens: embedding.fill(out, tokens)
@@ -36,8 +36,8 @@ def chain_step(
     fill: Callable[[Sequence[int]], None] | None,
     positions: Callable[[int], None] | None,
 ) -> ChainStep:
-    """The step of a prepared pass over one sequence. `fill` writes the rows of tokens, `positions` the positions from a
-    slot on, where the pass takes them."""
+    """The step of a prepared pass over one sequence. `fill` writes the embeddings of tokens, `positions` the positions
+    from a slot on, where the pass takes them."""
     own, indices, width = forward_pass.mask[0], forward_pass.indices, forward_pass.width
     seen = masks.seen(width, forward_pass.mask.shape[3])
     calls = [call.run for call in forward_pass.calls]

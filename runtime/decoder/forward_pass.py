@@ -1,4 +1,4 @@
-"""A pass that is prepared: segments bound to [batch, width] rows, and the host arrays that it reads."""
+"""A pass that is prepared: segments bound to [batch, width] hidden states, and the host arrays that it reads."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ..engines.buffers import HostBuffer
 from .logits import TargetLogits
 
 PREFILL_WIDTH = 256
-"""Prompt rows per pass: bounds masks and activations; longer prompts take several passes."""
+"""Prompt tokens per pass: bounds masks and activations; longer prompts take several passes."""
 
 PREFILL_STEP = 16
 """Prefill widths are multiples of this, so that few shapes are bound."""
 
 ChainStep = Callable[[Sequence[int] | None, int], None]
-"""`step(tokens, start)`: run the pass over `tokens` (None: over the rows that lie there) from slot `start` on."""
+"""`step(tokens, start)`: run the pass over `tokens` (None: over the hidden states that lie there) from slot `start`
+on."""
 
 
 class ForwardPass:
-    """A prepared run of segments over [batch, width] rows of the sequences from `batch_index` on. Host arrays are None
-    where the pass reads none."""
+    """A prepared run of segments over [batch, width] hidden states of the sequences from `batch_index` on. Host arrays
+    are None where the pass reads none."""
 
     __slots__ = (
         "batch",
@@ -48,14 +49,14 @@ class ForwardPass:
         """The encoder's `version` for which the cross-attention mask was written."""
         self.calls: list[Call] = []
         self.heads: dict[int, TargetLogits] = {}
-        """The head over the first rows of the result, by their number."""
+        """The head over the first hidden states of the result, by their number."""
         self.pushes: list[tuple[HostBuffer, tuple[int, ...]]] = []
         self.hidden: np.ndarray | None = None
         """The host side of `input`."""
         self.embeds: np.ndarray
         """`hidden` as [batch × width, E], where there is one."""
         self.input: View | None = None
-        """[batch, width, E] where the rows of tokens enter; None: the pass reads exit states where they lie."""
+        """[batch, width, E] where the embeddings of tokens enter; None: the pass reads exit states where they lie."""
         self.mask: np.ndarray
         self.indices: np.ndarray
         self.positions: np.ndarray | None = None
@@ -63,4 +64,4 @@ class ForwardPass:
         self.chain_step: ChainStep | None = None
         """The pass over a chain of one sequence where that has a fast path."""
         self.result: View
-        """[batch, width, E]: rows after the last segment."""
+        """[batch, width, E]: hidden states after the last segment."""

@@ -1,7 +1,7 @@
 """Passes of the decoder: binds segments to buffers with fixed addresses, writes what a pass reads, and runs it.
 
-A pass of a given shape is prepared once (calls bound, host arrays sliced), so that a step writes rows, masks and indices,
-and runs.
+A pass of a given shape is prepared once (calls bound, host arrays sliced), so that a step writes embeddings, masks and
+indices, and runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PassKey = tuple[object, ...]
 
 
 class ForwardPasses:
-    """Prepares and runs passes over the sequences of `arena`: from tokens, or from exit states; into exit states where the
-    pass ends before the last segment."""
+    """Prepares and runs passes over the sequences of `arena`: from tokens, or from exit states; into exit states where
+    the pass ends before the last segment."""
 
     def __init__(
         self,
@@ -38,29 +38,34 @@ class ForwardPasses:
         arena: KVArena,
         encoder: Encoder | None,
         exits: ExitStates,
-        rows: int,
+        max_num_tokens: int,
     ):
-        """`tensor` reads a bundle's tensor by name; at most `rows` rows per pass."""
+        """`tensor` reads a bundle's tensor by name; at most `max_num_tokens` tokens per pass."""
         self.engine, self.arena, self.exits = engine, arena, exits
         self.segments = manifest.segments
         self.verify_width = manifest.verify_width
-        """Rows of every pass but prefill, where kernels give other bits at other widths; None: as many as are verified."""
+        """Tokens of every pass but prefill, where kernels give other bits at other widths; None: as many as are
+        verified."""
         info = self._info = manifest.decoder
         capacity, size = arena.capacity, info.hidden_size
         mask_dtype = engine.dtype("segment.0", "attn_mask")
         hidden_dtype = engine.dtype("head", "hidden")
         self._hidden = [
-            HostBuffer(engine, f"hidden.{index}", rows * size, hidden_dtype) for index in range(2)
+            HostBuffer(engine, f"hidden.{index}", max_num_tokens * size, hidden_dtype) for index in range(2)
         ]
-        self._mask = HostBuffer(engine, "attn_mask", info.mask_heads * capacity * rows, mask_dtype)
+        self._mask = HostBuffer(engine, "attn_mask", info.mask_heads * capacity * max_num_tokens, mask_dtype)
         self.write_indices = HostBuffer(engine, "write_indices", arena.max_batch, "int64")
         bias = info.relative_bias
         table = None if bias is None else np.asarray(tensor(bias.tensor))
         max_distance = 128 if bias is None else bias.max_distance
         self.masks = CausalMask(capacity, info.mask_heads, DTYPES[mask_dtype], table, max_distance)
-        self.positions = Positions(engine, info, rows, capacity, arena.max_batch)
+        self.positions = Positions(engine, info, max_num_tokens, capacity, arena.max_batch)
         self.embedding = Embedding(
-            engine, tensor("embedding_table"), self._hidden[0], rows, min(rows, PREFILL_WIDTH, capacity)
+            engine,
+            tensor("embedding_table"),
+            self._hidden[0],
+            max_num_tokens,
+            min(max_num_tokens, PREFILL_WIDTH, capacity),
         )
         self._encoder, self._direct = encoder, engine.host_memory
         self.cache: dict[PassKey, ForwardPass] = {}
@@ -73,10 +78,10 @@ class ForwardPasses:
     @property
     def layout(self) -> object:
         """Where caches lie: passes are prepared anew when it changes."""
-        return self.arena.rows, None if self._encoder is None else self._encoder.cache_len
+        return self.arena.cache_len, None if self._encoder is None else self._encoder.cache_len
 
     def padded(self, width: int) -> int:
-        """Rows per sequence of a pass over `width` nodes."""
+        """Tokens per sequence of a pass over `width` nodes."""
         return self.verify_width or width
 
     # --- preparation ---
@@ -84,9 +89,9 @@ class ForwardPasses:
     def prepare(
         self, first: int, end: int, width: int, step: int = 0, batch_index: int = 0, batch: int | None = None
     ) -> ForwardPass:
-        """Bind segments first..end−1 over [batch, width] rows of sequences batch_index..: from `hidden.0`, or from the
-        exit states where they lie as the tail needs them; into the exit states of `step` when the pass ends before the
-        last segment. `batch` None: all sequences."""
+        """Bind segments first..end−1 over [batch, width] hidden states of sequences batch_index..: from `hidden.0`, or
+        from the exit states where they lie as the tail needs them; into the exit states of `step` when the pass ends
+        before the last segment. `batch` None: all sequences."""
         arena, exits = self.arena, self.exits
         count = arena.batch if batch is None else batch
         key = (first, end, width, step, batch_index, count)
@@ -110,8 +115,8 @@ class ForwardPasses:
         return self._keep(key, forward_pass, source)
 
     def prepare_partial(self, graph: str, attention: Sequence[int]) -> ForwardPass:
-        """Bind `graph`, a decoder that has the attention of these layers only, over one row of every sequence: from
-        `hidden.0` to `hidden.1`, beside the rows that passes over segments leave. It reads and writes their keys and
+        """Bind `graph`, a decoder that has the attention of these layers only, over one hidden state of every sequence:
+        from `hidden.0` to `hidden.1`, beside what passes over segments leave. It reads and writes their keys and
         values."""
         batch = self.arena.batch
         key = (graph, batch)
@@ -134,8 +139,8 @@ class ForwardPasses:
         return self._keep(key, forward_pass, result)
 
     def _new_pass(self, batch: int, width: int, batch_index: int) -> tuple[ForwardPass, dict[str, View]]:
-        """A pass without calls, and what all of its graphs are told of where its rows stand."""
-        shape = (batch, self._info.mask_heads, width, self.arena.rows)
+        """A pass without calls, and what all of its graphs are told of where its tokens stand."""
+        shape = (batch, self._info.mask_heads, width, self.arena.cache_len)
         forward_pass = ForwardPass(batch, width, batch_index)
         forward_pass.mask = self._mask.host(shape)
         forward_pass.indices = self.write_indices.host((batch,))
@@ -146,7 +151,7 @@ class ForwardPasses:
         }
 
     def _add_input(self, forward_pass: ForwardPass) -> View:
-        """Where the rows of tokens enter a pass."""
+        """Where the embeddings of tokens enter a pass."""
         batch, width, size = forward_pass.batch, forward_pass.width, self._info.hidden_size
         forward_pass.hidden = self._hidden[0].host((batch, width, size))
         forward_pass.embeds = forward_pass.hidden.reshape(batch * width, size)
@@ -169,7 +174,7 @@ class ForwardPasses:
         forward_pass.calls.append(self.engine.bind(self.segments[number], inputs, outputs))
 
     def _keep(self, key: PassKey, forward_pass: ForwardPass, result: View) -> ForwardPass:
-        """A pass that is whole, to be found again by `key`."""
+        """A pass that is whole, kept under `key`."""
         forward_pass.result = result
         alone = forward_pass.batch_index == 0 and forward_pass.batch == self.arena.batch == 1
         if self._direct and alone and self.embedding.lookup:
@@ -198,8 +203,8 @@ class ForwardPasses:
         trees: Sequence[TokenTree] | None,
         step: int | None = None,
     ) -> None:
-        """Run over `tokens` [batch × width], or over the rows that lie there: whole trees, or their nodes of number
-        `step`. Without `trees`, and beyond a tree's end, every token follows the one before."""
+        """Run over `tokens` [batch × width], or over the hidden states that lie there: whole trees, or their nodes of
+        number `step`. Without `trees`, and beyond a tree's end, every token follows the one before."""
         if forward_pass.chain_step is not None and (trees is None or trees[0].is_chain):
             forward_pass.chain_step(tokens, self.arena.lengths[0] + (step or 0))
             self.last = forward_pass
@@ -213,8 +218,8 @@ class ForwardPasses:
     def run_prompt(
         self, forward_pass: ForwardPass, hidden_states: np.ndarray, start: int, positions: np.ndarray | None
     ) -> None:
-        """Run over rows [n ≤ width, E] of the prompt of one sequence, in slots from `start` on, at `positions` [axes, n]
-        (None: their slots). The padding's keys lie beyond the length and are overwritten."""
+        """Run over hidden states [n ≤ width, E] of the prompt of one sequence, in slots from `start` on, at `positions`
+        [axes, n] (None: their slots). The padding's keys lie beyond the length and are overwritten."""
         hidden, count = forward_pass.hidden, len(hidden_states)
         assert hidden is not None
         hidden[0, :count] = hidden_states
@@ -226,7 +231,7 @@ class ForwardPasses:
         self._launch(forward_pass)
 
     def _embed_tokens(self, forward_pass: ForwardPass, tokens: Sequence[int]) -> None:
-        """Rows of `tokens` [batch × width], on the engine's side."""
+        """Embeddings of `tokens` [batch × width], on the engine's side."""
         if self.embedding.lookup:  # on engines in host memory
             self.embedding.fill(forward_pass.embeds, tokens)
         else:
@@ -235,25 +240,25 @@ class ForwardPasses:
     def _write_positions(
         self, forward_pass: ForwardPass, trees: Sequence[TokenTree] | None, step: int | None = None
     ) -> None:
-        """Write indices, masks and positions of the rows that `run` names."""
+        """Write indices, masks and positions of the tokens that `run` names."""
         lengths, ahead, width = self.arena.lengths, step or 0, forward_pass.width
-        for row in range(forward_pass.batch):
-            length = lengths[row]
+        for batch_index in range(forward_pass.batch):
+            length = lengths[batch_index]
             start = length + ahead
-            forward_pass.indices[row] = start
-            if trees is None or (tree := trees[row]).is_chain or ahead >= len(tree.tokens):
-                self.masks.chain(forward_pass.mask, row, start, width)
+            forward_pass.indices[batch_index] = start
+            if trees is None or (tree := trees[batch_index]).is_chain or ahead >= len(tree.tokens):
+                self.masks.chain(forward_pass.mask, batch_index, start, width)
                 if forward_pass.positions is not None:
-                    self.positions.write_chain(forward_pass.positions, row, start, width)
+                    self.positions.write_chain(forward_pass.positions, batch_index, start, width)
             elif step is None:
-                self.masks.tree(forward_pass.mask, row, start, tree)
-                self.positions.write_nodes(forward_pass, row, length, tree.depths)
+                self.masks.tree(forward_pass.mask, batch_index, start, tree)
+                self.positions.write_nodes(forward_pass, batch_index, length, tree.depths)
             else:
-                self.masks.node(forward_pass.mask, row, length, tree, step)
-                self.positions.write_nodes(forward_pass, row, length, tree.depths[step : step + 1])
+                self.masks.node(forward_pass.mask, batch_index, length, tree, step)
+                self.positions.write_nodes(forward_pass, batch_index, length, tree.depths[step : step + 1])
 
     def _launch(self, forward_pass: ForwardPass) -> None:
-        """Run a pass whose rows lie with the engine, and whose places the host wrote."""
+        """Run a pass whose hidden states lie with the engine, and whose places the host wrote."""
         self.refresh(forward_pass)
         if not self._direct:
             for buffer, shape in forward_pass.pushes:
@@ -275,7 +280,7 @@ class ForwardPasses:
         self.number += 1
 
     def place_inputs(self, forward_pass: ForwardPass) -> tuple[View, View | None, View]:
-        """Where a pass reads its mask, its positions (None: it takes none) and the slots of its first rows."""
+        """Where a pass reads its mask, its positions (None: it takes none) and the slots of its first tokens."""
         batch, width = forward_pass.batch, forward_pass.width
-        mask = self._mask.view((batch, self._info.mask_heads, width, self.arena.rows))
+        mask = self._mask.view((batch, self._info.mask_heads, width, self.arena.cache_len))
         return mask, self.positions.view(forward_pass), self.write_indices.view((batch,))

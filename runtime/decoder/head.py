@@ -1,4 +1,5 @@
-"""The target's norm and LM head over rows of passes: logits, and the best tokens where the engine's head names them."""
+"""The target's norm and LM head over hidden states of passes: logits, and the best tokens where the engine's head names
+them."""
 
 from __future__ import annotations
 
@@ -12,20 +13,20 @@ from .forward_pass import ForwardPass
 from .logits import TargetLogits
 
 WIDEST = 8
-"""Bytes of the widest value that a head offers per row."""
+"""Bytes of the widest value that a head offers per token."""
 
 
 class HeadOutputs:
     """Binds the graph `head`, and holds the memory of what it gives. Heads of one purpose share theirs."""
 
-    def __init__(self, engine: Engine, vocab_size: int, max_batch: int, max_width: int, rows: int):
-        """At most `rows` rows per pass."""
+    def __init__(self, engine: Engine, vocab_size: int, max_batch: int, max_width: int, max_num_tokens: int):
+        """At most `max_num_tokens` tokens per pass."""
         self._engine, self._vocab_size = engine, vocab_size
         self._max_batch, self._max_width = max_batch, max_width
-        self._row_index = HostBuffer(engine, "row_index", rows, "int64")
-        self._in_order = HostBuffer(engine, "row_index.in_order", rows, "int64")
-        self._in_order.host((rows,))[:] = range(rows)
-        self._in_order.push((rows,))
+        self._row_index = HostBuffer(engine, "row_index", max_num_tokens, "int64")
+        self._in_order = HostBuffer(engine, "row_index.in_order", max_num_tokens, "int64")
+        self._in_order.host((max_num_tokens,))[:] = range(max_num_tokens)
+        self._in_order.push((max_num_tokens,))
         self._buffers: dict[str, Buffer] = {}
         self._heads: dict[tuple[object, ...], TargetLogits] = {}
 
@@ -38,13 +39,13 @@ class HeadOutputs:
         return self._in_order.view((count,))
 
     def over_first(self, forward_pass: ForwardPass, num_logits: int) -> TargetLogits:
-        """The head over the first rows of a pass; nothing is written for it."""
+        """The head over the first hidden states of a pass; nothing is written for it."""
         head = self._over_index(forward_pass, self.row_range(num_logits))
         forward_pass.heads[num_logits] = head
         return head
 
     def over(self, forward_pass: ForwardPass, row_index: Sequence[int]) -> TargetLogits:
-        """The head over the rows of a pass that `row_index` names."""
+        """The head over the hidden states of a pass that `row_index` names."""
         shape = (len(row_index),)
         self._row_index.host(shape)[:] = row_index
         self._row_index.push(shape)
@@ -53,8 +54,8 @@ class HeadOutputs:
     def bind(
         self, hidden: View, index: View, num_logits: int, purpose: str = "", graph: str = "head"
     ) -> TargetLogits:
-        """`head` over rows of `hidden` [batch, width, E] that `index` int64 [num_logits] names; heads of one `purpose`
-        share their outputs. `graph` made the rows: it is named where they are not finite."""
+        """`head` over those of `hidden` [batch, width, E] that `index` int64 [num_logits] names; heads of one `purpose`
+        share their outputs. `graph` made them: it is named where they are not finite."""
         outputs = self._outputs(purpose, num_logits)
         call = self._engine.bind("head", {"hidden": hidden, "row_index": index}, outputs)
         return TargetLogits(self._engine, call, outputs, graph)
@@ -74,7 +75,7 @@ class HeadOutputs:
         return head
 
     def _outputs(self, purpose: str, num_logits: int) -> dict[str, View]:
-        """Logits, and what else the engine's head offers (one value per row), one behind the other in one buffer."""
+        """Logits, and what else the engine's head offers (one value per token), one behind the other in one buffer."""
         most = self._max_batch * (1 if purpose else self._max_width)
         unit = max(self._engine.alignment, WIDEST)
 

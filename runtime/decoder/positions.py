@@ -1,4 +1,4 @@
-"""Positions of the rows of a pass: the graph input `positions`, and where text goes on behind a prompt."""
+"""Positions of the tokens of a pass: the graph input `positions`, and where text goes on behind a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .forward_pass import ForwardPass
 
 
 def next_position(positions: np.ndarray) -> int:
-    """Where text goes on behind rows with `positions` int64 [axes, n] (n ≥ 1).
+    """Where text goes on behind tokens with `positions` int64 [axes, n] (n ≥ 1).
 
     Behind text one further. Behind a picture or video after its longer side; time, the first of three axes, does not
     count, and may have run ahead of the text that follows a slow video (transformers' `get_rope_index`).
@@ -23,16 +23,17 @@ def next_position(positions: np.ndarray) -> int:
 
 
 class Positions:
-    """int64 [batch, width], or [3, batch, width] with M-RoPE: the buffer that all passes share, and each sequence's offset.
+    """int64 [batch, width], or [3, batch, width] with M-RoPE: the buffer that all passes share, and each sequence's
+    offset.
 
-    A row's position is its slot plus the offset of its sequence.
+    A token's position is its slot plus the offset of its sequence.
     """
 
-    def __init__(self, engine: Engine, info: DecoderInfo, rows: int, capacity: int, max_batch: int):
-        """At most `rows` rows per pass, in slots below `capacity`."""
+    def __init__(self, engine: Engine, info: DecoderInfo, max_num_tokens: int, capacity: int, max_batch: int):
+        """At most `max_num_tokens` tokens per pass, in slots below `capacity`."""
         self._kind, self._max_positions = info.position, info.max_positions
         self._axes = 3 if info.position == "mrope" else 1
-        self._buffer = HostBuffer(engine, "positions", self._axes * rows, "int64")
+        self._buffer = HostBuffer(engine, "positions", self._axes * max_num_tokens, "int64")
         self._slots = np.arange(capacity, dtype=np.int64)
         self._in_order = self._limited(self._slots)
         """Positions of a chain without offset, to slice from."""
@@ -40,7 +41,7 @@ class Positions:
         """Not 0 after images with M-RoPE."""
 
     def of_slot(self, slot: int, batch_index: int = 0) -> int:
-        """Position of the row in `slot` of a sequence whose prompt lies before it."""
+        """Position of the token in `slot` of a sequence whose prompt lies before it."""
         return slot + self.offsets[batch_index]
 
     def reset(self) -> None:
@@ -68,7 +69,7 @@ class Positions:
         return self._buffer.view((*axes, forward_pass.batch, forward_pass.width))
 
     def write_prompt(self, forward_pass: ForwardPass, start: int, positions: np.ndarray | None) -> None:
-        """Of the rows of a prompt from slot `start` on: `positions` [axes, n ≤ width], by default their slots."""
+        """Of the tokens of a prompt from slot `start` on: `positions` [axes, n ≤ width], by default their slots."""
         if forward_pass.positions is None:
             return
         width = forward_pass.width
@@ -79,7 +80,7 @@ class Positions:
             forward_pass.positions[0] = np.pad(positions, padding, mode="edge")
 
     def write_chain(self, positions: np.ndarray, batch_index: int, start: int, width: int) -> None:
-        """Of `width` rows from slot `start` on of a sequence, into `positions` [batch, axes, width]."""
+        """Of `width` tokens from slot `start` on of a sequence, into `positions` [batch, axes, width]."""
         offset = self.offsets[batch_index]
         if offset:
             positions[batch_index] = self._limited(self._slots[:width] + (start + offset))
@@ -96,6 +97,6 @@ class Positions:
             forward_pass.positions[batch_index] = self._limited(start + self.offsets[batch_index] + padded)
 
     def _limited(self, positions: np.ndarray) -> np.ndarray:
-        """Positions of padding and scratch rows may lie beyond a table of learned ones: its last entry will do."""
+        """Positions of padding and scratch tokens may lie beyond a table of learned ones: its last entry will do."""
         most = self._max_positions
         return positions if most is None else np.minimum(positions, most - 1)

@@ -24,8 +24,8 @@ KINDS = {
     "prompt-lookup": "prompt_lookup.prompt_lookup_kind",
     "vispec": "eagle.vispec_kind",
 }
-"""Draft kind → the module that declares it, a `DraftKind` called `KIND`. Such modules are light: every manifest that is read
-asks them (`graphs/registry.py`)."""
+"""Draft kind → the module that declares it, a `DraftKind` called `KIND`. Such modules are light: every manifest that is
+read asks them (`graphs/registry.py`)."""
 
 
 def create(draft: DraftInfo, decoder: Decoder) -> Proposer:

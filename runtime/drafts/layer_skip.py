@@ -1,9 +1,9 @@
 """Draft & Verify: the target drafts with some of its own sublayers left out (Zhang et al., arXiv 2309.08168).
 
 What is drafted looks at the keys and values that verification left of everything accepted, and at its own of the tokens
-since. Those it writes where verification will: rows beyond a sequence's length, which the pass over all segments then
-writes anew in every layer, for they were computed from other rows than the target's. Layers whose attention is left out
-are not written while drafting, and not read.
+since. Those it writes where verification will: slots beyond a sequence's length, which the pass over all segments then
+writes anew in every layer, for they were computed from other hidden states than the target's. Layers whose attention is
+left out are not written while drafting, and not read.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class LayerSkip(Proposer):
             for sequence in sequences:
                 tokens[sequence.batch_index] = chains[sequence][-1]
             decoder.run_partial(run, tokens, step)
-            rows = head.run()
+            logits = head.run()
             step += 1
             for sequence in list(drafting):
                 chain = chains[sequence]
                 try:
-                    token = sequence.propose(rows, sequence.batch_index, chain[1:])
+                    token = sequence.propose(logits, sequence.batch_index, chain[1:])
                 except NumericsError as error:
                     sequence.fail(error)
                     drafting.remove(sequence)
                     continue
                 chain.append(token)
-                if len(chain) > most[sequence] or ends[sequence](rows, sequence.batch_index, token):
+                if len(chain) > most[sequence] or ends[sequence](logits, sequence.batch_index, token):
                     drafting.remove(sequence)
         return [sequence.drafted(chains[sequence]) for sequence in sequences]
 
@@ -90,10 +90,12 @@ class LayerSkip(Proposer):
         return [self._decoder.engine.bind("head", inputs, outputs)]
 
     def _head(self) -> TargetLogits:
-        """The target's head over the draft's row of every sequence."""
+        """The target's head over the draft's hidden state of every sequence."""
         decoder, batch = self._decoder, self._decoder.batch
-        found = self._heads.get(batch)
-        if found is None:
-            rows, index = self.pass_apart().result, decoder.heads.row_range(batch)
-            found = self._heads[batch] = decoder.heads.bind(rows, index, batch, "draft.", self.draft_graph)
-        return found
+        head = self._heads.get(batch)
+        if head is None:
+            hidden_states, index = self.pass_apart().result, decoder.heads.row_range(batch)
+            head = self._heads[batch] = decoder.heads.bind(
+                hidden_states, index, batch, "draft.", self.draft_graph
+            )
+        return head

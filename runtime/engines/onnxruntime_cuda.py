@@ -133,18 +133,18 @@ class OnnxRuntimeCuda(DeviceEngine):
         return self._calls.get(graph, inputs, outputs, self._new_call)
 
     def _new_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        asked = {name: outputs[name] for name in ANSWERS if name in outputs}
-        if not asked:
+        answers = {name: outputs[name] for name in ANSWERS if name in outputs}
+        if not answers:
             return self._bound_call(graph, inputs, outputs)
-        (rows,) = next(iter(asked.values())).shape
+        (num_logits,) = next(iter(answers.values())).shape
         vocabulary = next(int(each.shape[1]) for each in self.graphs[graph].outputs if each.name == "logits")
         made = {name: view for name, view in outputs.items() if name not in ANSWERS}
-        logits = made.setdefault("logits", self.passing("logits", (rows, vocabulary), "float32"))
+        logits = made.setdefault("logits", self.passing("logits", (num_logits, vocabulary), "float32"))
         if self._places is None:
             self._places = self.constant("answers.places", places(vocabulary))
         for name, dtype in ANSWERS.items():
-            asked.setdefault(name, self.passing(f"answers.{name}", (rows,), dtype))
-        judged = self._bound_call(FILE, {"logits": logits, "places": self._places}, asked)
+            answers.setdefault(name, self.passing(f"answers.{name}", (num_logits,), dtype))
+        judged = self._bound_call(FILE, {"logits": logits, "places": self._places}, answers)
         return Steps([self._bound_call(graph, inputs, made), judged])
 
     def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _BoundCall:

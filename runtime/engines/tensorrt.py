@@ -184,7 +184,8 @@ class TensorRTEngine(DeviceEngine):
         return call
 
     def _appending_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        """A portable plan, which hands out new rows, between the split of its mask and their way into the caches."""
+        """A portable plan, which hands out new keys and values, between the split of its mask and their way into the
+        caches."""
         if self._appending is None:
             self._appending = Appending(self)
         plan, starts = self._plans[graph], inputs[START]
@@ -201,9 +202,9 @@ class TensorRTEngine(DeviceEngine):
         for name, cache in outputs.items():
             if name.startswith(UPDATED):
                 batch, heads, _, size = cache.shape
-                rows = self.passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
-                made[new_name(name)] = rows
-                pairs.append((rows, cache))
+                new_kv = self.passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
+                made[new_name(name)] = new_kv
+                pairs.append((new_kv, cache))
         steps.append(self._bound_call(graph, given, made))
         steps.append(self._appending.append(pairs, starts))
         return Steps(steps)
@@ -250,8 +251,8 @@ class TensorRTEngine(DeviceEngine):
     # --- plans ---
 
     def _load(self, graph: str) -> LoadedPlan:
-        found = self._loaded.get(graph)
-        if found is None:
+        loaded = self._loaded.get(graph)
+        if loaded is None:
             super().interface(graph)
             begin, plan = time.perf_counter(), self._plans[graph]
             self._logger.errors.clear()
@@ -263,11 +264,11 @@ class TensorRTEngine(DeviceEngine):
                     f"{plan.backend} {self._library.__version__} cannot load {plan.file}: "
                     f"{tensorrt_library.first_error(self._logger.errors)}; build it again with {self._command}"
                 )
-            found = self._loaded[graph] = LoadedPlan(
+            loaded = self._loaded[graph] = LoadedPlan(
                 plan, engine, self._library, self._command, self._kernels, self._sha256(plan), self._failed
             )
             log.debug("loaded %s in %.2f s", plan.file, time.perf_counter() - begin)
-        return found
+        return loaded
 
     def _checked_bytes(self, plan: Plan) -> bytes:
         """A plan's file: TensorRT is given what was compared with its checksum, and nothing else."""

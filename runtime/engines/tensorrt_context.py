@@ -29,8 +29,8 @@ class BoundContext:
     @property
     def capturable(self) -> bool:
         """Whether TensorRT would let a stream capture this call."""
-        asked = getattr(self._context, "is_stream_capturable", None)  # of TensorRT-RTX
-        return asked is None or asked(self._engine.stream)
+        is_capturable = getattr(self._context, "is_stream_capturable", None)  # of TensorRT-RTX
+        return is_capturable is None or is_capturable(self._engine.stream)
 
     def use(self, memory: Buffer) -> None:
         """Keep activations in `memory`."""

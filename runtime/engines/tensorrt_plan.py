@@ -39,8 +39,12 @@ class LoadedPlan:
         kinds = {name: engine.get_tensor_dtype(name).name for name in names}
         modes = {name: engine.get_tensor_mode(name).name.lower() for name in names}
         declared = {each.name: (each.mode, each.dtype) for each in plan.bindings}
-        found = {name: (modes[name], tensorrt_library.DTYPES.get(kinds[name], kinds[name])) for name in names}
-        odd = sorted(name for name in declared.keys() | found.keys() if declared.get(name) != found.get(name))
+        actual = {
+            name: (modes[name], tensorrt_library.DTYPES.get(kinds[name], kinds[name])) for name in names
+        }
+        odd = sorted(
+            name for name in declared.keys() | actual.keys() if declared.get(name) != actual.get(name)
+        )
         if odd:
             raise BundleError(
                 f"{plan.file}: inputs or outputs differ from manifest field 'plans': {', '.join(odd[:4])}; build it again "
@@ -114,9 +118,9 @@ class LoadedPlan:
             ", ".join(f"{name} {low} to {high}" for name, (low, high) in ranges.items())
             for ranges in self._profiles
         )
-        asked = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        wanted = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise ValueError(
-            f"graph {self.plan.graph}: no profile of {self.plan.file} has {asked}; it has {has}; build a bundle with larger "
+            f"graph {self.plan.graph}: no profile of {self.plan.file} has {wanted}; it has {has}; build a bundle with larger "
             f"limits, and its plans with {self._command}"
         )
 
@@ -140,8 +144,10 @@ def plan_interface(info: GraphInfo, plan: Plan) -> GraphInfo:
 
     def bound(value: ValueInfo) -> ValueInfo:
         # An updated cache is of the type of the cache, whether the plan has it as an output or not.
-        found = bindings.get(value.name.removeprefix(UPDATED))
-        return value if found is None else ValueInfo(name=value.name, dtype=found.dtype, shape=value.shape)
+        binding = bindings.get(value.name.removeprefix(UPDATED))
+        return (
+            value if binding is None else ValueInfo(name=value.name, dtype=binding.dtype, shape=value.shape)
+        )
 
     outputs = [bound(value) for value in info.outputs]
     known = {value.name for value in outputs} | {new_name(value.name) for value in outputs}

@@ -1,4 +1,4 @@
-"""Roles of the graphs of a decoding pass: segments of the decoder, its head, and what moves rows within its caches."""
+"""Roles of the graphs of a decoding pass: segments of the decoder, its head, and what moves slots within its caches."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def _commit(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tupl
 ROLES = (
     GraphRole("segment", _segment, PASSES, numbered=True, cached_layers=_segment_layers),
     GraphRole("head", _head, PASSES),
-    GraphRole("commit", _commit, (VERIFY,), captures=False),  # run twice, it moves rows twice
+    GraphRole("commit", _commit, (VERIFY,), captures=False),  # run twice, it moves slots twice
 )

@@ -49,7 +49,7 @@ class GraphRole:
     own_cache: bool = False
     """Whether it may be a draft's layer with keys and values of its own."""
     reads_picture: bool = False
-    """Of a graph that runs once per request: whether it reads a picture, else rows of a source."""
+    """Of a graph that runs once per request: whether it reads a picture, else hidden states of a source."""
     has_plan: bool = True
     """False for a graph that holds weights of the target a second time, which plans cannot share."""
     cached_layers: Callable[[Manifest, GraphInfo], Sequence[int]] = no_layers

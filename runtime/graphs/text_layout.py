@@ -7,7 +7,7 @@
 | `words` | words that must not come (`repeats` only), one behind the other |
 | 1 | nothing: what is not on the way to a row is written here |
 
-Nothing is −1. A token that the vocabulary does not hold (a placeholder of image rows) is a negative number of its own: it
+Nothing is −1. A token that the vocabulary does not hold (a placeholder of images) is a negative number of its own: it
 can be compared, but neither penalised nor forbidden.
 """
 

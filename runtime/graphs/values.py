@@ -1,4 +1,5 @@
-"""Inputs and outputs that several graphs have: rows, caches, and what says where rows stand and what they see."""
+"""Inputs and outputs that several graphs have: hidden states, caches, and what says where tokens stand and what they
+see."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def embedding_table(manifest: Manifest) -> tuple[str, Shape]:
 def positions_shape(position: str, first_layer: int) -> Shape | None:
     """Shape of a segment's input `positions` (int64), or None where it takes none.
 
-    Rotary angles are computed in every segment, from one position per row or, with M-RoPE, from three; a table of
-    learned positions is added to the rows once, by the segment that starts at layer 0.
+    Rotary angles are computed in every segment, from one position per token or, with M-RoPE, from three; a table of
+    learned positions is added to the hidden states once, by the segment that starts at layer 0.
     """
     if position == "rotary" or (position == "learned" and first_layer == 0):
         return ("batch", "width")
@@ -57,7 +58,7 @@ def cross_caches(manifest: Manifest, layers: Iterable[int]) -> Values:
 
 
 def layers_interface(manifest: Manifest, first: int, attention: Iterable[int]) -> tuple[Values, Values]:
-    """Of a graph that computes rows from layer `first` on, with keys and values of the layers `attention`."""
+    """Of a graph that computes hidden states from layer `first` on, with keys and values of the layers `attention`."""
     decoder, attention = manifest.decoder, list(attention)
     inputs: Values = {
         "hidden": hidden_states(manifest),
@@ -75,8 +76,8 @@ def layers_interface(manifest: Manifest, first: int, attention: Iterable[int]) -
 
 
 def own_layer(manifest: Manifest, cache: DraftCache) -> tuple[Values, Values]:
-    """What every graph takes and gives that is one layer with keys and values of its own: where its rows stand, what they
-    see, and the cache."""
+    """What every graph takes and gives that is one layer with keys and values of its own: where its tokens stand, what
+    they see, and the cache."""
     shape: Shape = ("batch", cache.num_kv_heads, "cache", cache.head_dim)
     own = dict.fromkeys(("key_cache.0", "value_cache.0"), (manifest.cache_dtype, shape))
     inputs: Values = {

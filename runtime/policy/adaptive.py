@@ -149,23 +149,23 @@ class Adaptive:
     # --- private ---
 
     def _request(self, sequence: Drafting) -> RequestRecord:
-        found = self._requests.get(sequence)
-        if found is None:
+        record = self._requests.get(sequence)
+        if record is None:
             name = sequence.proposer.name
             known = None if self._learn == "request" else self._learned.get(name)
             learned = self._learned[name] = known or self._beginner(name)
-            found = self._requests[sequence] = RequestRecord(learned)
-        return found
+            record = self._requests[sequence] = RequestRecord(learned)
+        return record
 
     def _beginner(self, name: str) -> DraftRecord:
         seen, prior = self._seen.get(name), [PRIOR] * self._longest(name)
-        acceptance, found = Acceptance(SESSION_MEMORY, seen), 1.0 if seen is None else seen.found
+        acceptance, hit_rate = Acceptance(SESSION_MEMORY, seen), 1.0 if seen is None else seen.hit_rate
         if name in self._untrained:
-            return DraftRecord(prior, acceptance, found, UNTRAINED_FLOOR)
+            return DraftRecord(prior, acceptance, hit_rate, UNTRAINED_FLOOR)
         if self._learn == "request":
-            return DraftRecord(prior, acceptance, found)
+            return DraftRecord(prior, acceptance, hit_rate)
         advance = 0.0 if seen is None else MAX_SHARED * worst_loss(self._cycle_seconds(name, 1))
-        return DraftRecord(prior, acceptance, found, shares_session_gain=True, gained=advance)
+        return DraftRecord(prior, acceptance, hit_rate, shares_session_gain=True, gained=advance)
 
     def _longest(self, name: str) -> int:
         """Length of the longest chain that this draft can propose."""
@@ -173,25 +173,25 @@ class Adaptive:
 
     def _cycle_seconds(self, name: str, batch: int) -> list[float]:
         """Seconds of a cycle by chain length, from 0."""
-        found = self._seconds.get((name, batch))
-        if found is None:
-            found = [
+        seconds = self._seconds.get((name, batch))
+        if seconds is None:
+            seconds = [
                 self._costs.cycle_seconds(name, depth, batch=batch)
                 for depth in range(self._longest(name) + 1)
             ]
-            self._seconds[name, batch] = found
-        return found
+            self._seconds[name, batch] = seconds
+        return seconds
 
     def _tree_seconds(self, name: str, batch: int) -> list[tuple[TreeGain, float]]:
         """The trees that a draft may be given, with the seconds of a cycle over each."""
-        found = self._of_trees.get((name, batch))
-        if found is None:
-            found = [
+        trees = self._of_trees.get((name, batch))
+        if trees is None:
+            trees = [
                 (tree, self._costs.cycle_seconds(name, tree.budget.depth, tree.budget.nodes, batch))
                 for tree in self._trees.get(name, ())
             ]
-            self._of_trees[name, batch] = found
-        return found
+            self._of_trees[name, batch] = trees
+        return trees
 
     def _settle(self) -> None:
         """Enter the last cycle of every batch into the balances of its requests, by the table."""
@@ -231,13 +231,13 @@ class Adaptive:
         if learned.shares_session_gain:
             others = learned.gained - sum(request.balance for request in group)
             loss_budget += min(max(0.0, others), MAX_SHARED * worst_case_loss * batch)
-        found = learned.found
-        some = found if batch == 1 else 1 - (1 - found) ** batch
+        hit_rate = learned.hit_rate
+        some = hit_rate if batch == 1 else 1 - (1 - hit_rate) ** batch
         survival = [request.survival() for request in group]
         reached = survival[0] if batch == 1 else [sum(at) for at in zip_longest(*survival, fillvalue=0.0)]
         expected, longest, speed = float(batch), 0, batch / plain
         for depth, tokens in enumerate(reached, 1):
-            expected += found * tokens
+            expected += hit_rate * tokens
             cost = seconds[depth]
             if cost - plain > (RISK if depth > 1 else 1.0) * loss_budget:
                 break
@@ -248,7 +248,7 @@ class Adaptive:
         for (tree, gain), cost in self._tree_seconds(name, batch):
             if cost - plain > RISK * loss_budget:
                 continue
-            expected = batch + found * gain * sum(reached[: tree.depth])
+            expected = batch + hit_rate * gain * sum(reached[: tree.depth])
             now = expected / (some * cost + (1 - some) * plain)
             if now > speed:
                 best, speed = tree, now

@@ -55,15 +55,15 @@ def check_policy(policy: object) -> None:
 
 def allot_batch(policy: DraftPolicy, sequences: Items[Sequence]) -> list[Budget]:
     """What `policy` allots. Raises `OptionError` that names it where that is no `Budget` for each sequence."""
-    found: object = policy.allot(sequences)
+    budgets: object = policy.allot(sequences)
     if (
-        isinstance(found, list | tuple)
-        and len(found) == len(sequences)
-        and all(isinstance(each, Budget) for each in found)
+        isinstance(budgets, list | tuple)
+        and len(budgets) == len(sequences)
+        and all(isinstance(each, Budget) for each in budgets)
     ):
-        return list(found)
+        return list(budgets)
     raise OptionError(
-        f"policy: allot of {type(policy).__name__} gave {found!r:.80} for {len(sequences)} sequences, not a list of one "
+        f"policy: allot of {type(policy).__name__} gave {budgets!r:.80} for {len(sequences)} sequences, not a list of one "
         "Budget (vlmexport.runtime.speedup.budget) for each"
     )
 

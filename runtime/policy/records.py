@@ -31,7 +31,7 @@ class DraftRecord:
 
     prior: list[float]
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(SESSION_MEMORY))
-    found: float = 1.0
+    hit_rate: float = 1.0
     """Share of the cycles with a budget in which the draft proposed anything."""
     floor: int = FLOOR
     """Tokens of a request that its share is taken of until it is longer."""
@@ -54,7 +54,7 @@ class DraftRecord:
 
     def add(self, proposed: int, accepted: int, evaluated: int) -> None:
         """One cycle that had a budget."""
-        self.found += ((proposed > 0) - self.found) / SESSION_MEMORY
+        self.hit_rate += ((proposed > 0) - self.hit_rate) / SESSION_MEMORY
         if proposed:
             self.cycles += 1
             self.acceptance.add(accepted, evaluated)

@@ -54,13 +54,13 @@ def verify_draws(tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
 def ranks(tree: TokenTree, path: Sequence[int]) -> list[tuple[int, int]]:
     """(children, which of them was right, counted from 0) of every node that was judged, the root first; as many as there
     are where none was. Children stand in the order of their rank, likeliest first."""
-    found, node = [], 0
+    counts, node = [], 0
     for child in path:
         children = list(tree.children[node].values())
-        found.append((len(children), children.index(child)))
+        counts.append((len(children), children.index(child)))
         node = child
     last = len(tree.children[node])
-    return [*found, (last, last)] if last else found
+    return [*counts, (last, last)] if last else counts
 
 
 @np.errstate(all="ignore")

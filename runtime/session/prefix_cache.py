@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prefix:
-    """Cached rows: token ids int64 [n], their positions int64 [axes, n] (None: they count from 0), and the pictures
-    among them with the places where their rows begin."""
+    """Cached slots: token ids int64 [n], their positions int64 [axes, n] (None: they count from 0), and the pictures
+    among them with the places where their embeddings begin."""
 
     ids: np.ndarray
     positions: np.ndarray | None = None
@@ -47,7 +47,7 @@ class CachedRequest:
 
 
 def snapshot(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
-    """The first `length` rows of a prompt and of what was generated behind it."""
+    """The first `length` slots of a prompt and of what was generated behind it."""
     ids = np.concatenate([prepared.token_ids, np.asarray(tokens, np.int64)])[:length]
     positions = prepared.positions
     if positions is not None:
@@ -58,8 +58,8 @@ def snapshot(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
 
 
 def common_length(prefix: Prefix, prepared: Prepared) -> int:
-    """How many rows at the beginning of `prepared` are those of `prefix`: same ids, positions and pictures, no picture
-    in part. At least one row is left, whose logits give the first token."""
+    """How many tokens at the beginning of `prepared` are those of `prefix`: same ids, positions and pictures, no picture
+    in part. At least one token is left, whose logits give the first token."""
     ids = prepared.token_ids
     count = min(len(prefix.ids), len(ids) - 1)
     count = _run(prefix.ids[:count] == ids[:count])
@@ -78,13 +78,13 @@ def common_length(prefix: Prefix, prepared: Prepared) -> int:
 
 
 def align_to_images(prepared: Prepared, count: int) -> int:
-    """At most `count` first rows of `prepared`, without a picture in part."""
+    """At most `count` first tokens of `prepared`, without a picture in part."""
     inside = (start for start, view in _placed(prepared) if start < count < start + view.num_embeds)
     return next(inside, count)
 
 
 def _placed(prepared: Prepared) -> tuple[tuple[int, View], ...]:
-    """(place of its first row, picture) of each."""
+    """(place of its first embedding, picture) of each."""
     if prepared.image_positions is None:
         return ()
     ends = np.cumsum([view.num_embeds for view in prepared.views])

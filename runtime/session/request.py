@@ -40,7 +40,7 @@ class Settings:
     """Tokens of a proposal; None where the controller or a policy of the caller's decides."""
     policy: DraftPolicy | None = None
     reuse_prompt: bool = False
-    """Whether rows of the request before may serve this one, and this one's the next."""
+    """Whether slots of the request before may serve this one, and this one's the next."""
 
 
 def resolve(
@@ -69,7 +69,7 @@ def resolve(
         "reuse_prompt": options.reuse_prompt,
     }
     chosen = manifest.choose_draft(options.draft) if options.speculative else None
-    if chosen is None or widest < 2:  # a pass of one row has none for a drafted token
+    if chosen is None or widest < 2:  # a pass of width 1 has none for a drafted token
         return Settings(**request)
     # At temperature 0 typical acceptance is greedy decoding.
     if options.lossy is not None and not sampling.greedy:

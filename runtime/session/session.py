@@ -192,14 +192,14 @@ class Session:
         Raises `ImageError`.
         """
 
-        def rows(_: list[Result]) -> Iterator[View]:
+        def encoding(_: list[Result]) -> Iterator[View]:
             view = self._family.view(self.bundle, in_colour_order([image], channels)[0])
             yield view.with_image_embeds(
                 image_embeds_of(self.decoder, [view]), self.bundle.manifest.model.fingerprint
             )
 
-        with contextlib.closing(self._guarded(rows)([])) as found:
-            return next(found)
+        with contextlib.closing(self._guarded(encoding)([])) as views:
+            return next(views)
 
     def generate_tokens(self, token_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Like `generate` for a prompt of token ids, special tokens included; no image, no chat template.
@@ -209,8 +209,8 @@ class Session:
         _, settings = self._resolve(options)
         ids = token_array(token_ids)
 
-        def pieces(found: list[Result]) -> Iterator[str]:
-            yield from run_alone(self, found, Prepared(ids), settings, self._delivery(streamed=False))
+        def pieces(results: list[Result]) -> Iterator[str]:
+            yield from run_alone(self, results, Prepared(ids), settings, self._delivery(streamed=False))
 
         stream = Stream(self._guarded(pieces))
         for _ in stream:
@@ -232,13 +232,13 @@ class Session:
             check_request(number, each, delivery, self._resolve)
             for number, each in enumerate(each_request(requests))
         ]
-        found: list[Result | None] = [None] * len(waiting)
+        results: list[Result | None] = [None] * len(waiting)
         with contextlib.closing(self._guarded(lambda _: run_batch(self, iter(waiting)))([])) as outcomes:
             for number, outcome in outcomes:
                 if isinstance(outcome, InputError | NumericsError):
                     raise type(outcome)(f"requests[{number}]: {outcome}") from None
-                found[number] = outcome
-        return cast("list[Result]", found)
+                results[number] = outcome
+        return cast("list[Result]", results)
 
     def generate_many(
         self, requests: Iterable[Mapping[str, Any]]
@@ -320,10 +320,10 @@ class Session:
     def _stream(self, inputs: RequestInputs, given: Mapping[str, Any], streamed: bool = True) -> Stream:
         options, settings = self._resolve(given)
 
-        def pieces(found: list[Result]) -> Iterator[str]:
+        def pieces(results: list[Result]) -> Iterator[str]:
             delivery = self._delivery(streamed)
             prepared = self._prepare(inputs, options)
-            yield from run_alone(self, found, prepared, settings, delivery)
+            yield from run_alone(self, results, prepared, settings, delivery)
 
         return Stream(self._guarded(pieces), None if settings.typical is None else "typical")
 
@@ -343,11 +343,13 @@ class Session:
 
     def _controller(self, learn: str, threshold: float | None) -> DraftPolicy:
         """The session's controller of this kind, made at its first use."""
-        found = self._controllers.get((learn, threshold))
-        if found is None:
-            found = make_controller(self.bundle.manifest, self._machine, self.threads or 1, learn, threshold)
-            self._controllers[learn, threshold] = found
-        return found
+        controller = self._controllers.get((learn, threshold))
+        if controller is None:
+            controller = make_controller(
+                self.bundle.manifest, self._machine, self.threads or 1, learn, threshold
+            )
+            self._controllers[learn, threshold] = controller
+        return controller
 
     def _free_when_idle(self) -> None:
         me = object()
@@ -383,7 +385,7 @@ class Session:
     def _guarded(
         self, pieces: Callable[[list[Result]], Iterator[_Piece]]
     ) -> Callable[[list[Result]], Generator[_Piece, None, None]]:
-        def run(found: list[Result]) -> Generator[_Piece, None, None]:
+        def run(results: list[Result]) -> Generator[_Piece, None, None]:
             me = object()
             try:
                 if self._user.setdefault("now", me) is not me:
@@ -396,7 +398,7 @@ class Session:
                     raise VlmexportError(_CLOSED)
                 for left in list(self._unended):
                     left.end_proposer()
-                yield from pieces(found)
+                yield from pieces(results)
             finally:
                 try:  # without a call: Python runs signal handlers after each
                     if self._user["now"] is me:

@@ -28,8 +28,8 @@ class Stream:
         self, pieces: Callable[[list[Result]], Generator[str, None, None]], lossy: str | None = None
     ):
         # The generator gets the list, not the stream: a cycle would keep a dropped stream's request running.
-        self._found: list[Result] = []
-        self._pieces = pieces(self._found)
+        self._results: list[Result] = []
+        self._pieces = pieces(self._results)
         self.lossy = lossy
         """"typical" where drafts are accepted that way: known before the first piece; `result.lossy` says it too."""
 
@@ -55,8 +55,8 @@ class Stream:
     @property
     def result(self) -> Result:
         """The whole result. Raises `VlmexportError` while the stream is still running, and where there is none."""
-        if self._found:
-            return self._found[0]
+        if self._results:
+            return self._results[0]
         if inspect.getgeneratorstate(self._pieces) == inspect.GEN_CLOSED:
             raise VlmexportError("the stream has no result: it failed, or was closed before it began")
         raise VlmexportError("the stream is not finished; iterate it to its end, or close it, first")
@@ -85,9 +85,9 @@ def start_request(
 
 
 def run_alone(
-    session: Session, found: list[Result], prepared: Prepared, settings: Settings, delivery: Delivery
+    session: Session, results: list[Result], prepared: Prepared, settings: Settings, delivery: Delivery
 ) -> Iterator[str]:
-    """One request; its pieces of text. Its result is appended to `found`."""
+    """One request; its pieces of text. Its result is appended to `results`."""
     decoder = session.decoder
     running = start_request(session, prepared, settings, delivery, alone=True)
     sequence, cycle = running.sequence, Cycle(decoder)
@@ -107,7 +107,7 @@ def run_alone(
         raise
     finally:
         pieces.close()  # type: ignore[attr-defined]  # counts what a closed stream leaves
-        found.append(running.close(whole))
+        results.append(running.close(whole))
         if settings.reuse_prompt and whole and sequence.error is None and decoder.can_resume:
             prefix = snapshot(prepared, sequence.tokens, decoder.arena.lengths[0])
             session.keep_cached(CachedRequest(prefix, sequence.proposer))

@@ -20,10 +20,10 @@ def merge_reports(
     acceptance: list[Any] = []
     for name, document in documents.items():
         model = document.get("model")
-        found = model.get("fingerprint") if isinstance(model, Mapping) else document.get("fingerprint")
-        if found != fingerprint:
+        actual = model.get("fingerprint") if isinstance(model, Mapping) else document.get("fingerprint")
+        if actual != fingerprint:
             raise OptionError(
-                f"--merge {name}: {found!r:.80} is the fingerprint of another model than this bundle's"
+                f"--merge {name}: {actual!r:.80} is the fingerprint of another model than this bundle's"
             )
         try:
             more_costs, more_acceptance = check_report(document)

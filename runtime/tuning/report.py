@@ -33,12 +33,12 @@ def is_uncertain(chosen: Prediction) -> bool:
 
 
 def reported_predictions(
-    found: Sequence[Prediction], looks: Mapping[tuple[str | None, Budget | None], Arm]
+    predictions: Sequence[Prediction], looks: Mapping[tuple[str | None, Budget | None], Arm]
 ) -> list[Prediction]:
-    """Of every draft its fastest chain, every tree, and what was looked at; `found` is fastest first."""
+    """Of every draft its fastest chain, every tree, and what was looked at; `predictions` is fastest first."""
     chains: set[str] = set()
     best = []
-    for entry in found:
+    for entry in predictions:
         if entry.budget.nodes == entry.budget.depth:
             if entry.draft in chains and (entry.draft, entry.budget) not in looks:
                 continue
@@ -49,10 +49,10 @@ def reported_predictions(
 
 def prediction_row(entry: Prediction, looked: Arm | None) -> dict[str, Any]:
     """`measured` and `interval` of what was looked at: on the requests that it was not chosen by."""
-    found = None if looked is None else measured_prediction(looked)
+    measured = None if looked is None else measured_prediction(looked)
     return {
         "draft": entry.draft, "nodes": entry.budget.nodes, "depth": entry.budget.depth, "speedup": entry.speedup,
         "tokens_per_cycle": entry.tokens_per_cycle, "break_even": entry.break_even,
-        "measured": None if found is None else found.speedup,
-        "interval": None if found is None or found.interval is None else list(found.interval),
+        "measured": None if measured is None else measured.speedup,
+        "interval": None if measured is None or measured.interval is None else list(measured.interval),
     }  # fmt: skip

@@ -196,22 +196,22 @@ class Calibration:
         """What the survey predicts nearly to be the best of all, and nearly to be worth it."""
         if self._data is None:
             return []
-        found = self._predictions(self._arms)
+        entries = self._predictions(self._arms)
         if self._by == "reward":
             chosen = self._by_reward()
-            found = [entry for entry in found if chosen is not None and entry.draft == chosen.draft]
+            entries = [entry for entry in entries if chosen is not None and entry.draft == chosen.draft]
             enough = 0.0
         else:
             enough = self._least
-        least = NEAR * max(enough, found[0].speedup if found else 0.0)
-        return [Arm(entry.draft, entry.budget) for entry in found if entry.speedup >= least]
+        least = NEAR * max(enough, entries[0].speedup if entries else 0.0)
+        return [Arm(entry.draft, entry.budget) for entry in entries if entry.speedup >= least]
 
     def report(self) -> dict[str, Any]:
         """What was measured, and the choice by it. Raises `ValueError` before a survey."""
         session, manifest = self._session, self._session.bundle.manifest
-        table, rows = self._timed
+        table, cache_len = self._timed
         own = {name: costs for name, costs in table.drafts.items() if name not in self._combined}
-        costs = measured_costs(session, replace(table, drafts=own), rows)
+        costs = measured_costs(session, replace(table, drafts=own), cache_len)
         entries: list[StoredAcceptance] = []
         if self._data is not None:
             entries = [
@@ -255,13 +255,13 @@ class Calibration:
 
     @cached_property
     def _timed(self) -> tuple[CostTable, int]:
-        """(the table within decoding, key/value rows that it was measured at), as the survey left it."""
+        """(the table within decoding, the cache length that it was measured at), as the survey left it."""
         self._progress("timing graphs", 0, 1)
         total = Stats.total(self._plain.decoded)
         if not total.requests:
             raise ValueError("nothing was surveyed")
         widths = {arm.budget.nodes + 1 for arm in self._arms if arm.budget is not None}
-        table, rows = time_passes(
+        table, cache_len = time_passes(
             self._session,
             self._drafts,
             widths,
@@ -269,7 +269,7 @@ class Calibration:
             total.tokens / total.requests,
         )
         table = with_combinations(table, self._drafts)
-        return within_decoding(table, self._plain, self._arms, self._combined), rows
+        return within_decoding(table, self._plain, self._arms, self._combined), cache_len
 
     def _known(self, arms: Sequence[Arm]) -> list[AcceptanceCounts]:
         """What the drafts accept: as these arms show it, or as the bundle has it."""
@@ -280,14 +280,14 @@ class Calibration:
     def _predictions(self, arms: Sequence[Arm]) -> list[Prediction]:
         """Of what these arms show, and of the best trees that they tell of, fastest first."""
         table, known = self._timed[0], self._known(arms)
-        found = predictions(table, known)
+        entries = predictions(table, known)
         widest = self._session.bundle.manifest.widest_tree - 1
         for name, trees in observed_trees(self._drafts, known).items():
-            mine = [entry.budget for entry in found if entry.draft == name]
+            mine = [entry.budget for entry in entries if entry.draft == name]
             # What a decoded budget became may be smaller than it: the same tree by another name.
             became = [told.budget for budget in mine if (told := trees.predict(table, budget)) is not None]
-            found += [entry for entry in trees.best(table, widest) if entry.budget not in (*mine, *became)]
-        return sorted(found, key=lambda entry: -entry.speedup)
+            entries += [entry for entry in trees.best(table, widest) if entry.budget not in (*mine, *became)]
+        return sorted(entries, key=lambda entry: -entry.speedup)
 
     def _observing(self) -> list[Arm]:
         """What was surveyed, and what else was looked at."""
@@ -309,8 +309,8 @@ class Calibration:
             if self._by == "reward":
                 return self._by_reward()
             return choose(self._timed[0], self._known(self._arms), self._least)
-        found = measured_prediction(max(looked, key=lambda arm: speedup(arm.halves[0])))
-        return found if self._by == "reward" or found.speedup >= self._least else None
+        prediction = measured_prediction(max(looked, key=lambda arm: speedup(arm.halves[0])))
+        return prediction if self._by == "reward" or prediction.speedup >= self._least else None
 
 
 def _over(until: float | None, done: int) -> bool:

@@ -257,8 +257,8 @@ def last_draft_skips_the_trunk(patch: Patch) -> None:
 def rows_left_over_by_growth(patch: Patch) -> None:
     """The bound view grows, the rows stay in the old layout."""
 
-    def wrong(self: KVArena, rows: int) -> None:
-        self.rows = rows
+    def wrong(self: KVArena, cache_len: int) -> None:
+        self.cache_len = cache_len
 
     patch.setattr(KVArena, "_grow", wrong)
 
@@ -269,14 +269,14 @@ def source_padding_seen(patch: Patch) -> None:
 
     def wrong(self: Any, row: int, rows: Any) -> None:
         run(self, row, rows)
-        self.arena.lengths[: self.arena.batch] = [self.arena.rows] * self.arena.batch
+        self.arena.lengths[: self.arena.batch] = [self.arena.cache_len] * self.arena.batch
 
     patch.setattr(Encoder, "run", wrong)
 
 
 def earlier_batch_masks_kept(patch: Patch) -> None:
     """Masks of the source are made again only when the shape changes, not when the padding does."""
-    shape = property(lambda self: 1000 * self.arena.rows + self.arena.batch, lambda self, value: None)
+    shape = property(lambda self: 1000 * self.arena.cache_len + self.arena.batch, lambda self, value: None)
     patch.setattr(Encoder, "version", shape, raising=False)
 
 

@@ -516,7 +516,7 @@ def test_a_shorter_session_binds_the_whole_cache(planned: Bundle) -> None:
     limits = planned.manifest.limits
     decoder = Decoder(Emulated(planned), planned.manifest, planned.tensor, max_length=20)
     assert decoder.max_length == 20
-    assert decoder.arena.rows == decoder.arena.capacity == limits.max_length + limits.max_width
+    assert decoder.arena.cache_len == decoder.arena.capacity == limits.max_length + limits.max_width
 
 
 def test_passes_are_timed_to_their_end(planned: Bundle) -> None:

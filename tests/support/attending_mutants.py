@@ -60,7 +60,7 @@ def rejected_rows_seen(patch: Patch) -> None:
 
     def wrong(self: Any, starts: Any, width: int, own: Any) -> None:
         place(self, starts, width, own)
-        shape = (len(starts), 1, width, self._arena.rows)
+        shape = (len(starts), 1, width, self._arena.cache_len)
         mask = self._mask.host(shape)
         for row, start in enumerate(starts):
             mask[row, ..., : start + width + 2] = True

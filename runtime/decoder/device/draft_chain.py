@@ -1,4 +1,5 @@
-"""What a draft gives to a cycle on a device: steps behind the rows of a pass, or a chain by graphs of its own."""
+"""What a draft gives to a cycle on a device: steps behind the hidden states of a pass, or a chain by graphs of its
+own."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Sent:
 
     once: Mapping[str, np.ndarray]
     each: Mapping[str, np.ndarray]
-    """[n, ...] each: row k is the input NAME.k, of step k."""
+    """[n, ...] each: entry k is the input NAME.k, of step k."""
 
 
 NOTHING_SENT = Sent({}, {})
@@ -41,8 +42,8 @@ class DraftsOnDevice(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DeviceChain:
-    """What one cycle of such a draft is made of. Chains with the same `key` differ in nothing but what they send: it says
-    where the draft's own memory lies, how its caches are laid out, and its widths."""
+    """What one cycle of such a draft is made of. Chains with the same `key` differ in nothing but what they send: it
+    says where the draft's own memory lies, how its caches are laid out, and its widths."""
 
     key: tuple[Hashable, ...]
     length: int

@@ -1,7 +1,8 @@
-"""EAGLE-3: EAGLE's layer over rows after three of the target's layers (Li et al., arXiv 2503.01840).
+"""EAGLE-3: EAGLE's layer over hidden states after three of the target's layers (Li et al., arXiv 2503.01840).
 
-What the three rows of a position are joined to, by the graph `fusion`, stands where EAGLE has a feature. Everything else is as
-there: pairs with the target's rows are run after they are known, trees grow out of what the layer gave itself.
+What the three hidden states of a position are joined to, by the graph `fusion`, stands where EAGLE has a feature.
+Everything else is as there: pairs with the target's hidden states are run after they are known, trees grow out of what
+the layer gave itself.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Eagle3(Eagle):
             raise BundleError(f"manifest: draft {draft.name!r} joins no rows; build the bundle again")
         super().__init__(draft, decoder)
         self._decoder, self._fusion, self._layers = decoder, fusion, draft.options.tap_layers
-        rows = max(self._widest, decoder.arena.max_batch * decoder.max_width)
+        max_num_tokens = max(self._widest, decoder.arena.max_batch * decoder.max_width)
         self._joined = self._engine.allocate(
-            f"{draft.name}.joined", rows * self._size * DTYPES[self._dtype].itemsize
+            f"{draft.name}.joined", max_num_tokens * self._size * DTYPES[self._dtype].itemsize
         )
         self._joins: dict[tuple[int, ...], Call] = {}
         self._number = -1
@@ -51,7 +52,8 @@ class Eagle3(Eagle):
         super().advance(sequence, tree, verdict, self._join(hidden_states))
 
     def _join(self, hidden_states: View) -> View:
-        """What the graph `fusion` makes of the rows where `rows` of the last pass stand; it runs once per pass."""
+        """What the graph `fusion` makes of the taps where `hidden_states` of the last pass stand; it runs once per
+        pass."""
         decoder = self._decoder
         if self._number != decoder.pass_number:
             taps = {

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo, Manifest
 
 TAPPED = ("low", "middle", "high")
-"""Inputs of the graph `fusion`: rows after three of the cuts, as `taps` names them."""
+"""Inputs of the graph `fusion`: hidden states after three of the cuts, as `taps` names them."""
 
 
 @dataclass(kw_only=True)
 class Eagle3Options(LayerOptions):
-    """`taps`: the cuts whose rows the graph `fusion` joins."""
+    """`taps`: the cuts whose hidden states the graph `fusion` joins."""
 
     taps: list[int] | None = checked(optional(list_of(integer(1, 1024), 3)), default=None)
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class LayerOptions(DraftOptions):
-    """`cache` of the layer, `ranks` (proposals behind each row), `vocabulary` where it chooses from frequent tokens only."""
+    """`cache` of the layer, `ranks` (proposals behind each pair), `vocabulary` where it chooses from frequent tokens
+    only."""
 
     cache: DraftCache | None = checked(optional(DraftCache.parse), default=None)
     vocabulary: DraftVocabulary | None = checked(optional(DraftVocabulary.parse), default=None)

@@ -1,8 +1,8 @@
 """ViSpec: an EAGLE layer that sees a picture as a few tokens and a global feature (arXiv 2509.15235).
 
-The adaptor reads the rows of a picture once, before its prompt. The layer runs the pairs of text, and the picture's
-tokens in place of its rows (`vispec_pairs.py`). Of a video every frame is a picture, and their global features are
-averaged. Behind the prompt it drafts as EAGLE does, with the last picture's global feature in sight.
+The adaptor reads the embeddings of a picture once, before its prompt. The layer runs the pairs of text, and the
+picture's tokens in place of its embeddings (`vispec_pairs.py`). Of a video every frame is a picture, and their global
+features are averaged. Behind the prompt it drafts as EAGLE does, with the last picture's global feature in sight.
 """
 
 from __future__ import annotations
@@ -89,11 +89,12 @@ class Vispec(Eagle):
     def _read(self, picture: Picture) -> list[Seen]:
         """One picture, or the frames of a video, in order."""
         made = [self._adaptor.run([{"image_rows": frame}]) for frame in picture.image_embeds]
-        feature = np.stack([rows[-1] for rows in made]).mean(0, np.float32)
+        feature = np.stack([embeds[-1] for embeds in made]).mean(0, np.float32)
         count = picture.image_embeds.shape[1]
         starts = range(picture.start, picture.start + count * len(made), count)
         return [
-            Seen(start, start + count, rows[:-1], feature) for start, rows in zip(starts, made, strict=True)
+            Seen(start, start + count, embeds[:-1], feature)
+            for start, embeds in zip(starts, made, strict=True)
         ]
 
     def _pairs(self, sequence: Sequence, first: int, end: int) -> list[Pair]:

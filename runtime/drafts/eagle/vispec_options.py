@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class VispecOptions(LayerOptions):
-    """`queries`: rows that the graph `adaptor` makes of a picture."""
+    """`queries`: embeddings that the graph `adaptor` makes of a picture."""
 
     queries: int | None = checked(optional(integer(2, 256)), default=None)
 

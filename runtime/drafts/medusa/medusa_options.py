@@ -45,7 +45,7 @@ class MedusaOptions(DraftOptions):
             raise failure(f"{where}.tree", self.tree, "a list of parents, each before its child")
 
     def passes(self, draft: DraftInfo, first: Sequence[str]) -> DraftPasses:
-        """All heads at once, on the last row."""
+        """All heads at once, on the last hidden state."""
         return DraftPasses(once=() if self.heads is None else list(draft.graphs.values()))
 
     def usual_shares(self, manifest: Manifest, head: float) -> DraftShares | None:

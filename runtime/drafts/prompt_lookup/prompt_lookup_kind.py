@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ...speculative.proposer import Proposer
 
 SHORTEST_FIRST = 2
-"""Tokens that must have stood before where another draft could be asked. After a single one a trained draft is right more
-often: `benchmarks/combination.py`."""
+"""Tokens that must have stood before where another draft could be asked. After a single one a trained draft is right
+more often: `benchmarks/combination.py`."""
 
 
 def _propose(draft: DraftInfo, decoder: Decoder) -> Proposer:

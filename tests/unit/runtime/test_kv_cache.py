@@ -66,8 +66,8 @@ def test_growth_keeps_every_valid_row(direct: bool, batch: int, steps: list[int]
     arena.reset(batch)
     for step in steps:
         arena.reserve(step)
-        assert arena.rows % BUCKET == 0 or arena.rows == arena.capacity
-        assert arena.rows >= arena.length + step
+        assert arena.cache_len % BUCKET == 0 or arena.cache_len == arena.capacity
+        assert arena.cache_len >= arena.length + step
         for row in range(batch):
             count = max(1, step - (row + 1) % batch)  # the last sequence is the longest
             fill(engine, arena, row, arena.lengths[row], count, 0.25 * row)
@@ -90,7 +90,7 @@ def test_growth_leaves_nothing_that_is_not_finite(direct: bool) -> None:
     for buffer in (*arena.keys, *arena.values):
         buffer.data.view(np.float32)[:] = np.nan
     arena.reserve(16)
-    fill(engine, arena, 0, 0, 5 if direct else arena.rows, 0.0)
+    fill(engine, arena, 0, 0, 5 if direct else arena.cache_len, 0.0)
     arena.advance(5)
     arena.reserve(200)
     for layer in range(2):
@@ -119,7 +119,7 @@ def test_a_device_grows_where_it_is_and_seldom(monkeypatch: pytest.MonkeyPatch) 
     lengths = []
     for _ in range(90):
         if arena.reserve(10, 1):
-            lengths.append(arena.rows)
+            lengths.append(arena.cache_len)
         arena.advance(10, 1)
     assert lengths == [256, 512, 1024] and len(passed) == 3 * 4 * (2 + 4)
     monkeypatch.undo()
@@ -128,7 +128,7 @@ def test_a_device_grows_where_it_is_and_seldom(monkeypatch: pytest.MonkeyPatch) 
 
 def test_static_cache_binds_the_capacity_and_never_moves() -> None:
     arena = arena_of(Memory(False), 316, static=True)
-    assert arena.rows == arena.capacity == 316
+    assert arena.cache_len == arena.capacity == 316
     arena.advance(300)
     assert arena.reserve(16) is False
 
