@@ -110,13 +110,18 @@ def test_a_bad_sentence_fails_everywhere(sentence: str) -> None:
     assert complaint.startswith("page.md: ") and BAD[sentence] in complaint
 
 
-def test_the_front_is_held_to_short_sentences() -> None:
+def test_the_front_and_plain_pages_are_held_to_short_sentences() -> None:
     long = " ".join(["word"] * (prose.LONGEST + 1)).capitalize() + "."
     found = prose.lint("README.md", long, front=True)
     assert len(found) == 2 and "at most 32" in found[0] and "on average, at most 16" in found[1]
     assert prose.lint("other.md", long, front=False) == []
+    assert len(prose.lint("plain.md", long, front=False, plain=True)) == 2
     clause = "What it predicts was measured on requests."
     assert prose.lint("README.md", clause, front=True) and not prose.lint("other.md", clause, front=False)
+
+
+def test_every_pattern_of_plain_pages_names_some() -> None:
+    assert [pattern for pattern in prose.PLAIN if not prose.named([pattern])] == []
 
 
 def test_code_and_links_are_not_prose() -> None:

@@ -45,7 +45,7 @@ def _named(found: list[Layout]) -> str:
     for layout in found:
         releases.setdefault(layout.checkpoint, []).append(layout.release)
         if layout.needs:
-            needs[layout.checkpoint] = f" (with {layout.needs}, or a tokenizer.json)"
+            needs[layout.checkpoint] = f" ({layout.needs})"
     return ", ".join(
         f"`{name}`{'' if name in read else chr(42)}{_releases(of)}{needs.get(name, '')}"
         for name, of in releases.items()
