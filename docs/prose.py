@@ -19,7 +19,7 @@ FRONT = (
     "docs/how-to/stream.md", "docs/how-to/robot.md", "docs/reference/glossary.md", "CHANGELOG.md",
 )  # fmt: skip
 DOCS = ("docs/**/*.md", "CONTRIBUTING.md")
-PLAIN = ("docs/**/*.md",)
+PLAIN = ("docs/**/*.md", "CONTRIBUTING.md")
 """Pages of short sentences beside the front; `LONG_PAGES` are exempt."""
 MEAN, LONGEST = 16, 32
 """Words of a sentence of the front and of plain pages, on average and at most."""

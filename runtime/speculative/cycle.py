@@ -3,7 +3,7 @@
 One pass serves every sequence of the batch; each accepts its own number of tokens. State between cycles: every
 emitted token of a sequence but the last is in the K/V of all layers; the last one is pending. Plain decoding is the
 same loop with the empty tree. Corrected self-speculative cycle of FastVLM's algorithm 1: advance by accepted + 1
-always, d + 1 exit states, crop all layers to the accepted path.
+always, d + 1 exit states, crop all layers to the accepted path. In pseudo-code: docs/explanation/cycle-in-40-lines.md.
 """
 
 from __future__ import annotations

@@ -48,6 +48,18 @@ def test_every_path_that_code_names_exists() -> None:
     assert [each for each in sorted(named) if each[1] not in others and not (ROOT / each[1]).exists()] == []
 
 
+def test_every_module_that_pages_name_exists() -> None:
+    """`runtime/x.py` with its folder; a bare file name is one beside what the sentence is about."""
+    rooms = "runtime|exporter|calibration|recipes|tests|benchmarks|docs|examples"
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in [*PAGES, ROOT / "tests" / "contract" / "README.md"]
+        for name in re.findall(rf"`((?:{rooms})/[\w./-]+\.\w+)`", page.read_text(encoding="utf-8"))
+        if not (ROOT / name).is_file() and not re.search(r"/x\.py$|NAME|\.xxx", name)
+    ]
+    assert missing == []
+
+
 def test_every_page_is_in_the_menu_once() -> None:
     menu = re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2])
     assert sorted(menu) == sorted(WRITTEN | GENERATED.keys())
