@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import device_counts, pairs
+from tests.support import device_counts, every_run, pairs
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle
@@ -28,13 +28,15 @@ def pytest_configure(config: pytest.Config) -> None:
     pairs.whole_product = config.option.markexpr != "not slow"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`-m contract` and the like select folders."""
+    """`-m contract` and the like select folders; costly cases are slow."""
     root = Path(__file__).parent
     for item in items:
         kind = item.path.relative_to(root).parts[0]
         if kind in KINDS:
             item.add_marker(kind)
+    every_run.mark_the_rest_slow(items, f"{root}/")
 
 
 @pytest.fixture(scope="session")

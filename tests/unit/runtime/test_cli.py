@@ -430,7 +430,7 @@ def test_first_picture_of_a_folder_is_read_once(
     session = types.SimpleNamespace(
         generate=lambda image, *_, **__: types.SimpleNamespace(text=str(image.getpixel((0, 0))), stats=None)
     )
-    monkeypatch.setattr("vlmexport.runtime.commands.run.summary", lambda _: "")
+    monkeypatch.setattr("vlmexport.runtime.commands.run_report.summary", lambda _: "")
     with pytest.raises(ImageError, match="1 of 3 pictures could not be answered"):
         each.answer_each(session, files, None, {}, None, known)  # type: ignore[arg-type]
     assert capsys.readouterr().out == "1.png\t(40, 40, 40)\n2.png\t(80, 80, 80)\n"

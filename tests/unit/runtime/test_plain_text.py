@@ -375,7 +375,7 @@ def test_run_has_the_plain_text_option(
     monkeypatch.setattr(
         "vlmexport.runtime.session.conversation.Conversation.say", lambda *_, **options: said.append(options)
     )
-    monkeypatch.setattr("vlmexport.runtime.commands.run.summary", str)
+    monkeypatch.setattr("vlmexport.runtime.commands.run_report.summary", str)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{attack}\n"))
     assert cli.main(["run", str(tiny.path), "--chat", "--plain-text"]) == 0
     assert [options["plain_text"] for options in said] == [True]
