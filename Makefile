@@ -15,7 +15,7 @@ REQUESTS ?= 4000
 TESTS ?= tests
 POINTS ?= 200
 
-.PHONY: install demo test test-all test-gpu bench-gpu docs serve-docs lint lint-docs format clean fuzz soak kill
+.PHONY: install demo test test-unit test-contract test-all test-gpu bench-gpu docs serve-docs lint lint-docs format clean fuzz soak kill
 
 install: $(STAMP)
 
@@ -34,9 +34,14 @@ $(DEMO_STAMP): pyproject.toml models/pyproject.toml constraints.txt
 demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py --output $(DEMO)
 
+# The fast tests. TESTS="tests/unit -k kv" runs fewer.
 test: install
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(TESTS)
 
+test-unit test-contract: install
+	$(MAKE) test TESTS=tests/$(@:test-%=%)
+
+# Every combination.
 test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -51,14 +56,14 @@ bench-gpu: install
 	$(BIN)/python -m benchmarks.gpu --all --save $(if $(FOLDER),--folder $(FOLDER))
 
 fuzz: install
-	$(BIN)/python -m tests.fuzz.campaign --seed $(SEED) --first $(FIRST) \
+	$(BIN)/python -m tests.integration.fuzz.campaign --seed $(SEED) --first $(FIRST) \
 		$(if $(COUNT),--count $(COUNT),--minutes $(MINUTES)) $(if $(SAVE),--save $(SAVE)) $(if $(FOLDER),--folder $(FOLDER))
 
 soak: install
-	$(BIN)/python -m tests.soak.soak --requests $(REQUESTS) --seed $(SEED)
+	$(BIN)/python -m tests.integration.soak.soak --requests $(REQUESTS) --seed $(SEED)
 
 kill: install
-	$(BIN)/python -m tests.kill.campaign --points $(POINTS) $(if $(SAVE),--save $(SAVE))
+	$(BIN)/python -m tests.integration.kill.campaign --points $(POINTS) $(if $(SAVE),--save $(SAVE))
 
 # The site, into site/. The reference is made from the code; a broken link is an error.
 docs: install

@@ -1,4 +1,4 @@
-"""Is what `vlmexport calibrate` predicts what happens on other requests, and is there nothing better than its choice?
+"""Is what `vlmexport tune` predicts what happens on other requests, and is there nothing better than its choice?
 
 A bundle, in a copy, is calibrated on some requests and measured on others, in one session: every draft decodes the first
 ones (`Calibration.survey`), then come blocks, each a look at a part of these (`Calibration.look`), whose minutes make the
@@ -305,7 +305,7 @@ def rounded(between: Sequence[float] | None) -> list[float] | None:
 
 
 def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[AcceptanceCounts]:
-    """What every draft accepts under every budget that `calibrate` tries."""
+    """What every draft accepts under every budget that `tune` tries."""
     found = []
     for draft in session.bundle.manifest.drafts:
         for budget in budgets(draft, session.bundle.manifest.widest_tree - 1):

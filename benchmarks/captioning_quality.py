@@ -19,7 +19,7 @@ from vlmexport.calibration.features.features import LiveFeatures
 from vlmexport.calibration.objectives.medusa import measure_hits
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.runtime import Session
 from vlmexport.runtime.session.result import Result

@@ -16,7 +16,7 @@ from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import Schedule, train_draft
 from vlmexport.exporter.drafts.common.files import MODEL
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
@@ -115,8 +115,7 @@ def train(run: Run, folder: Path, told: list[RecordSet], steps: int, batch: int)
         out,
         told[1],
         cache=None if run.joint else folder / "features",
-        eval_every=max(1, steps // 4),
-        save_every=max(1, steps // 8),
+        schedule=Schedule(max(1, steps // 4), max(1, steps // 8)),
     )
     return out
 

@@ -33,15 +33,15 @@ import numpy as np
 import onnxruntime as ort
 from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.bundle.interfaces import CHANGING, DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo, GraphInfo, Manifest
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.engines.argmax import answers
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
 from vlmexport.runtime.engines.cuda import Gpu
 from vlmexport.runtime.engines.device import DeviceEngine
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import OnnxRuntimeCuda
+from vlmexport.runtime.graphs.on_device import CHANGING
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.session.session import Session
 
@@ -226,9 +226,9 @@ def chains(manifest: Manifest) -> list[tuple[str, int]]:
     """Drafts and lengths of chains, plain decoding first. Of drafts on the trunk one stands for all."""
     found = [("none", 0)]
     trunk = [draft for draft in manifest.drafts if draft.layer and draft.kind in ("imitation", "early-exit")]
-    own = [draft for draft in manifest.drafts if draft.kind in ("medusa", *DRAFT_LAYERS)]
+    own = [draft for draft in manifest.drafts if draft.options.offers_trees]
     for draft in (*trunk[:1], *own):
-        most = draft.heads or max(LENGTHS)
+        most = draft.options.most_tokens or max(LENGTHS)
         found += [(draft.name, length) for length in LENGTHS if length <= most]
     return found
 

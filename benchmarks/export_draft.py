@@ -185,7 +185,7 @@ def trained(work: Path, model: Path, kind: str) -> Path:
 def reference(model: Path, draft: Path, values: Path) -> None:
     """Random tokens, the target's features of them, and what the draft's network says of both."""
     from transformers import AutoModelForCausalLM
-    from vlmexport.exporter.drafts import open_draft
+    from vlmexport.exporter.drafts.folders import open_draft
 
     target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     loaded: Any = open_draft(draft)

@@ -31,13 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from vlmexport.runtime import Bundle, Session
-from vlmexport.runtime.bundle.interfaces import CHANGING
 from vlmexport.runtime.cli import main as command
 from vlmexport.runtime.common.errors import VlmexportError
 from vlmexport.runtime.engines.cuda import Cuda
+from vlmexport.runtime.graphs.on_device import CHANGING
 from vlmexport.runtime.hardware.devices import DEVICES, RTX_TARGETS
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure.fit import roofline
+from vlmexport.runtime.measure.forced_acceptance import forced_acceptance
 from vlmexport.runtime.measure.pass_costs import runnable
 from vlmexport.runtime.measure.profile.local import time_here
 from vlmexport.runtime.measure.profile.points import points, verify_widths
@@ -149,10 +150,12 @@ def measure(
         results: dict[tuple[str, float | None], list[Any]] = {arm: [] for arm in arms}
         for number in range(repeats + 1):  # the first round captures
             for draft, a in arms:
-                options = {} if a is None else {"force_acceptance": a, "draft_length": length}
-                result = session.generate(
-                    picture, None if picture is not None else "a", max_new_tokens=tokens, draft=draft, ignore_eos=True, **options
-                )  # fmt: skip
+                prompt = None if picture is not None else "a"
+                with forced_acceptance(session, a):
+                    result = session.generate(
+                        picture, prompt, max_new_tokens=tokens, draft=draft, ignore_eos=True,
+                        draft_length=None if a is None else length,
+                    )  # fmt: skip
                 if number:
                     results[draft, a].append(result.stats)
         machine, note = session.decoder.engine.machine, session.note

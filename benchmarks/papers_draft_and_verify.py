@@ -28,7 +28,7 @@ from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import chains, replay
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, starts
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.exporter.drafts import shipped_drafts
+from vlmexport.exporter.drafts.folders import shipped_drafts
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.exporter.families.common.layer_skip import Sublayers
 from vlmexport.runtime.policy.base import FixedLength

@@ -30,6 +30,7 @@ from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, default_draft
 from vlmexport.runtime.measure.virtual_clock import decoding
+from vlmexport.runtime.policy.logistic import LogisticLength
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve
 from vlmexport.runtime.speedup.predict import AcceptanceCounts, choose, choose_by_reward, predictions
@@ -47,9 +48,10 @@ PAPER = (5, 8)
 CHAIN = 10
 """Drafted tokens of the chains that lengths and layers are chosen by."""
 CURVES = {"memory": FROM_MEMORY, "cache": FROM_CACHE}
+BY_POSITION = "d(t), eq. 5"
 POLICIES: Mapping[str, Mapping[str, Any]] = {
     **{f"d = {length}": {"draft_length": length} for length in FIXED},
-    "d(t), eq. 5": {"adaptive": "logistic"},
+    BY_POSITION: {},
     "controller": {"adaptive": "request"},
 }
 
@@ -112,6 +114,8 @@ def measured(
     with Session.load(path) as session:
         for draft in (f"{kind}@{layer}" for layer in layers for kind in kinds):
             for policy, how in POLICIES.items():
+                if policy == BY_POSITION:
+                    how = {"policy": LogisticLength.of(options.max_new_tokens, manifest.widest_tree - 1)}
                 asked = {"max_new_tokens": options.max_new_tokens, "draft": draft, **how}
                 stats = Stats.total(session.generate(**request, **asked).stats for request in requests)
                 found.rows.append(row(draft, policy, stats, tables))

@@ -38,7 +38,7 @@ from vlmexport.calibration.evaluation.quality.captions import score
 from vlmexport.calibration.evaluation.quality.told import Told
 from vlmexport.calibration.targets.layer_weights import Weights
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.exporter.drafts import shipped_drafts
+from vlmexport.exporter.drafts.folders import shipped_drafts
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.exporter.families.common.layer_skip import Sublayers
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle

@@ -19,7 +19,9 @@ from typing import Any
 
 from vlmexport.calibration.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
-from vlmexport.calibration.training.imitation_search import Trial, front, search_shapes, shapes
+from vlmexport.calibration.training.imitation_search import search_shapes
+from vlmexport.calibration.training.run import FeatureCache, Schedule
+from vlmexport.calibration.training.search_space import Trial, front, shapes
 
 from benchmarks.imitation_work import prepared, work_parser
 from benchmarks.intervals import between
@@ -52,9 +54,8 @@ def main() -> None:
                 options.trials,
                 options.work / "runs" / f"search-n{options.layer}-{options.steps}-{seed}",
                 validation=told.validation,
-                cache=options.work / "features",
-                eval_every=options.steps,
-                save_every=options.steps,
+                cache=FeatureCache(options.work / "features"),
+                schedule=Schedule(options.steps, options.steps),
             )
         )
     found = [searched(shape, documents) for shape in shapes(FIXED) if tried(shape, documents[0])]

@@ -24,7 +24,7 @@ from vlmexport.calibration.data import load_records
 from vlmexport.calibration.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import Schedule, train_draft
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.common.files import MODEL
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
@@ -119,8 +119,7 @@ def train(run: Run, options: argparse.Namespace) -> None:
         options.folder / "trained" / run.name,
         load_records(f"scenes-captions:validation:{options.validation}"),
         cache=None if run.changes else options.folder / "features",
-        eval_every=max(1, options.steps // 4),
-        save_every=max(1, options.steps // 8),
+        schedule=Schedule(max(1, options.steps // 4), max(1, options.steps // 8)),
     )
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.runtime import Session
 from vlmexport.runtime.speedup.stats import Stats
 

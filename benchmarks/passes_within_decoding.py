@@ -69,7 +69,7 @@ def main() -> None:
             assert heads is not None
             ways: dict[str, dict[str, Any]] = {
                 "plain": {"draft": "none"},
-                options.draft: {"draft": options.draft, "draft_length": heads.heads or 4},
+                options.draft: {"draft": options.draft, "draft_length": heads.options.most_tokens or 4},
             }
             requests = read_requests(session.bundle.manifest, [options.data], options.requests)
             found = {name: Way() for name in ways}

@@ -22,7 +22,7 @@ from vlmexport.exporter.tensorrt.graph_copy import CopyOptions
 from vlmexport.exporter.tensorrt.options import PlanOptions, resolve
 from vlmexport.exporter.tensorrt.profiles import Profile, Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.bundle.interfaces import reads_prompts
+from vlmexport.runtime.graphs.registry import reads_prompts
 
 from benchmarks.machine import save
 

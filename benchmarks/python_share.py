@@ -136,7 +136,8 @@ class Meter:
 
 def places() -> list[tuple[Any, str, str]]:
     """What is wrapped to measure parts: owner, name and part."""
-    from vlmexport.runtime.decoder.forward_pass import Decoder
+    from vlmexport.runtime.decoder.decoder import Decoder
+    from vlmexport.runtime.decoder.forward_passes import ForwardPasses
     from vlmexport.runtime.decoder.logits import TargetLogits
     from vlmexport.runtime.drafts.imitation.self_draft import SelfDraft
     from vlmexport.runtime.engines.onnxruntime import _BoundCall
@@ -150,8 +151,8 @@ def places() -> list[tuple[Any, str, str]]:
         (SelfDraft, "step_logits", "proposing"),
         *((Decoder, name, "passes and their lookup") for name in ("begin_cycle", "trunk", "tail", "full", "head_of")),
         (TargetLogits, "run", "passes and their lookup"),
-        (Decoder, "_write_positions", "masks, positions, write indices"),
-        (Decoder, "_embed_tokens", "embedding"),
+        (ForwardPasses, "_write_positions", "masks, positions, write indices"),
+        (ForwardPasses, "_embed_tokens", "embedding"),
         (Sequence, "choose", "choosing drafts"),
         (Sequence, "judge", "accepting"),
         (Decoder, "accept_all", "accepting"),

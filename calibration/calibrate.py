@@ -1,14 +1,17 @@
-"""`vlmexport calibrate`: measure what drafts accept and what passes take, choose what pays, write it into the bundle."""
+"""`vlmexport tune`: measure what drafts accept and what passes take, choose what pays, write it into the bundle."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ..runtime.bundle.combined_drafts import FIRST, SIGN
-from ..runtime.commands import options
+from ..runtime.bundle.combined_drafts import SIGN
+from ..runtime.commands.option_flags import with_flags
+from ..runtime.commands.options import AsJson, DeviceOptions
+from ..runtime.commands.options import Bundle as BundleArgument
+from ..runtime.common.options import File, Files, Integer, Number, Switch, Text, Texts
 from ..runtime.speedup.predict import MIN_SPEEDUP
 from ..runtime.tuning.survey import MINUTES
 from .common import help_texts
@@ -19,52 +22,95 @@ if TYPE_CHECKING:
 
     from ..runtime.bundle.manifest import Manifest
 
-LONG, SHORT = f"{FIRST}{SIGN}", f"pl{SIGN}"
-"""How names of combinations begin, and what a table shows of that."""
-
 LIMIT = 48
 """Requests that are decoded: what they accept differs from request to request, and half of them judge the choice."""
 
 
-def calibrate(
-    bundle: options.Bundle,
+@dataclass(frozen=True, kw_only=True)
+class TuneData:
+    """What is decoded."""
+
     data: Annotated[
-        list[str] | None,
-        typer.Option("--data", help=f"Requests as they will come: {help_texts.DATA}. Repeatable. Default: what was observed before."),
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Use the first so many.")] = LIMIT,
-    prompt: Annotated[str, typer.Option("--prompt", help=help_texts.PROMPT)] = "",
-    inside: Annotated[Path | None, typer.Option("--inside", metavar="FOLDER", help=help_texts.INSIDE)] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Stop after this many tokens.")] = 96,
+        list[str],
+        Texts(
+            group="Input",
+            metavar="DATA",
+            help=f"Requests as they will come: {help_texts.DATA}. Repeat for several. Default: what was observed before.",
+        ),
+    ] = field(default_factory=list)
+    limit: Annotated[int, Integer(low=1, group="Input", metavar="N", help="Use the first N requests.")] = (
+        LIMIT
+    )
+    prompt: Annotated[str, Text(group="Input", metavar="TEXT", help=help_texts.PROMPT)] = ""
+    inside: Annotated[
+        Path | None, File(group="Input", expert=True, metavar="FOLDER", help=help_texts.INSIDE)
+    ] = None
+    merge: Annotated[
+        list[Path],
+        Files(
+            group="Input",
+            metavar="FILE",
+            help="Take over what other devices measured: what `tune --json` printed, or a copy of the bundle. Repeat for "
+            "several.",
+        ),
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """How much is measured, and how the choice is made."""
+
+    max_new_tokens: Annotated[
+        int, Integer(low=2, group="Generation", metavar="N", help="Stop after this many tokens.")
+    ] = 96
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Decode a short request so often in a row; the last time counts.")
-    ] = 2,
+        int,
+        Integer(
+            low=1,
+            group="Generation",
+            expert=True,
+            metavar="N",
+            help="Decode a short request N times in a row; the last time counts.",
+        ),
+    ] = 2
     minutes: Annotated[
         float,
-        typer.Option("--minutes", min=0.0, help="Begin no further request after this; two are always decoded. A large "
-                     "model then uses fewer than --limit."),
-    ] = MINUTES,
-    least: Annotated[
-        float, typer.Option("--least", min=0.0, help="Speculate from this predicted speed-up on.")
-    ] = MIN_SPEEDUP,
-    by: Annotated[
-        str, typer.Option("--by", help="speedup, or reward: FastVLM's C - weight x layer, with acceptance for C.")
-    ] = "speedup",
-    reward_weight: Annotated[
-        float | None, typer.Option("--reward-weight", min=0.0, help="Of --by reward. Default: 1 / layers.")
-    ] = None,
-    merge: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--merge", metavar="FILE",
-            help="Take over what other devices measured: what `calibrate --json` printed, or a copy of the bundle. Repeatable.",
+        Number(
+            group="Generation",
+            metavar="M",
+            help="Begin no further request after this time; at least two are decoded. A large model then uses fewer than "
+            "--limit.",
         ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and choose, write nothing.")] = False,
-    device: options.Device = "cpu",
-    threads: options.Threads = None,
-    as_json: options.AsJson = False,
-) -> None:  # fmt: skip
+    ] = MINUTES
+    least: Annotated[
+        float, Number(group="Speculation", metavar="X", help="Speculate from this predicted speed-up on.")
+    ] = MIN_SPEEDUP
+    by: Annotated[
+        str,
+        Text(
+            group="Speculation",
+            expert=True,
+            metavar="speedup|reward",
+            help="Choose by predicted speed-up, or by FastVLM's reward: C − weight × layer, with acceptance for C.",
+        ),
+    ] = "speedup"
+    reward_weight: Annotated[
+        float | None,
+        Number(
+            group="Speculation", expert=True, metavar="W", help="Weight for --by reward. Default: 1 / layers."
+        ),
+    ] = None
+    dry_run: Annotated[bool, Switch(group="Output", help="Measure and choose, write nothing.")] = False
+
+
+@with_flags
+def tune(
+    bundle: BundleArgument,
+    requested: TuneData,
+    how: TuneOptions,
+    engine: DeviceOptions,
+    as_json: AsJson = False,
+) -> None:
     """Measure drafts and passes on this device, choose the draft, length and tree that pay, write them into the bundle.
 
     Every draft decodes the requests; what then looks best is decoded beside plain decoding. One half of the requests
@@ -76,41 +122,43 @@ def calibrate(
     from ..runtime.commands.progress import showing
     from ..runtime.common.errors import OptionError
     from ..runtime.session.session import Session
+    from ..runtime.tuning.merging import merge_reports as merged
     from ..runtime.tuning.survey import calibrate as measure
     from ..runtime.tuning.survey import check_calibration
-    from ..runtime.tuning.survey import merge as merged
 
-    run_alone("vlmexport calibrate")
+    run_alone("vlmexport tune")
     opened = Bundle.open(bundle)
     manifest = opened.manifest
-    if not dry_run:
+    if not how.dry_run:
         check_writable(opened.path)
-    if merge:
-        if data:
+    if requested.merge:
+        if requested.data:
             raise OptionError("--merge takes over what was measured, --data measures: give one of them")
-        costs, acceptance = merged({str(path): _document(path) for path in merge}, manifest.model.fingerprint)
-        if not dry_run:
+        costs, acceptance = merged(
+            {str(path): _document(path) for path in requested.merge}, manifest.model.fingerprint
+        )
+        if not how.dry_run:
             store_costs(opened.path, costs, acceptance)
         if as_json:
             print_json({"schema_version": 1, "merged": {"costs": len(costs), "acceptance": len(acceptance)}})
         else:
             console().print(f"Merged {len(costs)} devices and {len(acceptance)} observations.", markup=False)
         return
-    named = " ".join(data) if data else None
-    check_calibration(manifest, named, by)
-    requests = read_requests(manifest, data or [], limit, prompt, inside)
-    with Session.load(opened, device, threads=threads) as session, showing(as_json) as progress:
+    named = " ".join(requested.data) or None
+    check_calibration(manifest, named, how.by)
+    requests = read_requests(manifest, requested.data, requested.limit, requested.prompt, requested.inside)
+    with Session.load(opened, engine.device, threads=engine.threads) as session, showing(as_json) as progress:
         report = measure(
-            session, requests, named, minutes=minutes, max_new_tokens=max_new_tokens, repeats=repeats,
-            least=least, by=by, reward_weight=reward_weight, progress=progress,
+            session, requests, named, minutes=how.minutes, max_new_tokens=how.max_new_tokens, repeats=how.repeats,
+            least=how.least, by=how.by, reward_weight=how.reward_weight, progress=progress,
         )  # fmt: skip
-    if not dry_run:
+    if not how.dry_run:
         store_costs(opened.path, [report["costs"]], report["acceptance"], anew=True)
     if as_json:
         print_json(report)
         return
     show(report, console())
-    if not dry_run:
+    if not how.dry_run:
         console().print(f"Written into {opened.path / 'manifest.json'} for this machine", markup=False)
 
 
@@ -145,8 +193,9 @@ def show(report: dict[str, Any], out: Console) -> None:
             f"{row['tokens_per_cycle']:.2f}", f"{row['break_even']:.2f}",
         )  # fmt: skip
     out.print(table)
-    if any(short_name(row["draft"]) != row["draft"] for row in report["predictions"]):
-        out.print(f"{SHORT}: {LONG}", style="dim", markup=False)
+    firsts = {row["draft"].partition(SIGN)[0] for row in report["predictions"] if SIGN in row["draft"]}
+    for first in sorted(firsts):
+        out.print(f"{_initials(first)}{SIGN}: {first}{SIGN}", style="dim", markup=False)
     choice = report["costs"]["choice"]
     if choice["draft"] is None:
         out.print(f"\nChosen: plain decoding; {_not_chosen(report)}", style="bold", markup=False)
@@ -169,7 +218,12 @@ def show(report: dict[str, Any], out: Console) -> None:
 
 def short_name(draft: str) -> str:
     """A combination's name for a column of a table, where its second part is what tells it from others."""
-    return SHORT + draft.removeprefix(LONG) if draft.startswith(LONG) else draft
+    first, sign, second = draft.partition(SIGN)
+    return f"{_initials(first)}{sign}{second}" if sign else draft
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("-"))
 
 
 def _not_chosen(report: dict[str, Any]) -> str:
@@ -196,7 +250,7 @@ def _expected(choice: dict[str, Any]) -> str:
 
 
 def read_requests(
-    manifest: Manifest, data: list[str], limit: int, prompt: str = "", inside: Path | None = None
+    manifest: Manifest, data: Sequence[str], limit: int, prompt: str = "", inside: Path | None = None
 ) -> list[dict[str, Any]]:
     """The records as requests, or, without data, those that `bench` makes up."""
     if not data:
@@ -227,15 +281,15 @@ def _document(path: Path) -> dict[str, Any]:
 
     if not path.exists():
         raise OptionError(
-            f"--merge {path}: does not exist; give a report of `vlmexport calibrate --json`, or a bundle"
+            f"--merge {path}: does not exist; give a report of `vlmexport tune --json`, or a bundle"
         )
     try:
         document = read_manifest(path / MANIFEST if path.is_dir() else path)
     except BundleError as error:
         reason = error.__cause__ or error
         raise OptionError(
-            f"--merge {path}: no report of `vlmexport calibrate --json`, and no bundle ({reason})"
+            f"--merge {path}: no report of `vlmexport tune --json`, and no bundle ({reason})"
         ) from None
     if not isinstance(document, dict):
-        raise OptionError(f"--merge {path}: holds no report of `vlmexport calibrate --json`, and no manifest")
+        raise OptionError(f"--merge {path}: holds no report of `vlmexport tune --json`, and no manifest")
     return document

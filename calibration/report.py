@@ -61,7 +61,9 @@ def search_report(
     }
 
 
-def generation_report(answers: Answers, records: RecordSet, out: Path, found: Generated) -> dict[str, Any]:
+def generation_report(
+    answers: Answers, records: RecordSet, out: Path, generated: Generated
+) -> dict[str, Any]:
     """Of data that is complete; the counts but `shards` are those of this call."""
     return {
         "schema_version": 1,
@@ -70,7 +72,7 @@ def generation_report(answers: Answers, records: RecordSet, out: Path, found: Ge
         "engine": answers.engine,
         "output": str(out),
         "records": _records(records),
-        **asdict(found),
+        **asdict(generated),
     }
 
 

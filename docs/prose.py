@@ -1,7 +1,7 @@
 """A linter of prose: `python -m docs.prose` (`make lint`) reads README.md, the docs and the help of every command.
 
-Three strictnesses. The *front*, what a newcomer reads first, has short sentences on average and at most. All *docs* and all
-*help* keep to a list of constructions that a reader stumbles over. Code, tables' rules and links' targets are not prose.
+Three strictnesses. All *docs* and all *help* keep to a list of constructions that a reader stumbles over. *Plain* pages also
+have short sentences, on average and at most. The *front*, what a newcomer reads first, keeps to a longer list, too. Code, tables' rules and links' targets are not prose.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ FRONT = (
     "docs/how-to/stream.md", "docs/how-to/robot.md", "docs/reference/glossary.md", "CHANGELOG.md",
 )  # fmt: skip
 DOCS = ("docs/**/*.md", "CONTRIBUTING.md")
+PLAIN = ("docs/**/*.md", "CONTRIBUTING.md")
+"""Pages of short sentences beside the front; `LONG_PAGES` are exempt."""
 MEAN, LONGEST = 16, 32
-"""Words of a sentence of the front, on average and at most."""
+"""Words of a sentence of the front and of plain pages, on average and at most."""
 README_WORDS, PAGE_WORDS = 600, 1500
 LONG_PAGES = "docs/results/papers/"
 """The papers' tables, an appendix."""
@@ -37,6 +39,12 @@ HARD = {
     r"\bthat did not choose\b": "say `held-out`",
     r"\bwithout a word\b": "say `silently`",
     r"\bneed(s)? a second reading\b": "rewrite",
+    r"\bnone decodes plainly\b": "say `none: no speculation`",
+    r"\b1 is none\b": "say `1 is off`",
+    r"\bas many as are verified\b": "say what the default does",
+    r"\bgives? other bits\b": "say `rounds differently`",
+    r"\bwhere nothing stood before\b": "say `where it has no match`",
+    r"^Of `?--\w": "say `for --option`",
     r"\bthere is (that|which)\b": "name the thing",
     r"\b(utili[sz]e[sd]?|leverage[sd]?|seamless(ly)?|blazing(ly)?|simply|just works|very unique|in order to)\b": "leave it out",
     r"\b(can not|it's|don't|doesn't|isn't|won't)\b": "write `cannot`, `it is`, `do not`",
@@ -77,18 +85,18 @@ def words(text: str) -> int:
     return sum(bool(re.search(r"[A-Za-z]", word)) for word in text.split())
 
 
-def lint(name: str, markdown: str, front: bool) -> list[str]:
-    """Complaints about one page."""
+def lint(name: str, markdown: str, front: bool, plain: bool = False) -> list[str]:
+    """Complaints about one page. `plain`: its sentences must be short, as those of the front."""
     found = []
     told = list(sentences(markdown))
     for sentence in told:
         for pattern, remedy in {**HARD, **(FRONT_HARD if front else {})}.items():
             if match := re.search(pattern, sentence, re.I if pattern in HARD else 0):
                 found.append(f"{name}: {match[0][:60]!r}: {remedy}")
-        if front and words(sentence) > LONGEST:
+        if (front or plain) and words(sentence) > LONGEST:
             found.append(f"{name}: {words(sentence)} words, at most {LONGEST}: {sentence[:80]!r}")
     whole = [sentence for sentence in told if re.search(r"[.!?]$", sentence)]
-    if front and whole and (mean := mean_words(markdown)) > MEAN:
+    if (front or plain) and whole and (mean := mean_words(markdown)) > MEAN:
         found.append(f"{name}: a sentence has {mean:.1f} words on average, at most {MEAN}")
     return found
 
@@ -130,8 +138,9 @@ def complaints() -> list[str]:
     """Everything that is wrong."""
     front = named(FRONT)
     pages = {**named(DOCS), **front}
+    plain = {name for name in named(PLAIN) if not name.startswith(LONG_PAGES)}
     return [
-        *(line for name, text in pages.items() for line in lint(name, text, name in front)),
+        *(line for name, text in pages.items() for line in lint(name, text, name in front, name in plain)),
         *(line for name, text in pages.items() for line in sizes(name, text)),
         *(line for name, text in helps() for line in lint(name, text, front=False)),
     ]

@@ -36,7 +36,7 @@ def check_build(request: BuildRequest, write: bool = True) -> None:
     if request.backend is not None:
         from .tensorrt.options import PlanOptions, resolve
 
-        options = PlanOptions(request.backend, request.target, request.plan_precision, request.lowering)
+        options = PlanOptions(request.backend, request.plan_target, request.plan_precision, request.lowering)
         resolve(options, source=request.precision)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.common.aliases import ALIASES
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.common.base import Draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.cpu_count import cores
 from vlmexport.runtime.common.errors import OptionError

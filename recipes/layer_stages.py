@@ -9,7 +9,7 @@ from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.objectives.training_options import LoopOptions, Options
 from vlmexport.calibration.objectives.vispec_options import VispecOptions
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import Schedule, train_draft
 
 from .workshop import Answers, Workshop
 
@@ -36,7 +36,7 @@ def train_in_stages(
 
     def stage(own: Options, part: LoopOptions, place: Path) -> None:
         often, saved = max(1, part.steps // validations), max(1, part.steps // 8)
-        train_draft(target, texts[0], own, part, place, texts[1], cache, eval_every=often, save_every=saved)
+        train_draft(target, texts[0], own, part, place, texts[1], cache, Schedule(often, saved))
 
     if isinstance(options, VispecOptions):
         first = loop.steps // 2

@@ -33,9 +33,9 @@ from vlmexport.calibration.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.common.trained import TrainedDraft
 from vlmexport.exporter.drafts.eagle.vispec import check_family
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.hardware.machine import cores

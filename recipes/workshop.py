@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import Acceptance, measure
-from vlmexport.calibration.evaluation.run import MeasuredHeads
+from vlmexport.calibration.evaluation.draft_measures import MeasuredHeads
 from vlmexport.calibration.features.features import CachedFeatures, build_cache, in_batches
 from vlmexport.calibration.objectives import objective_for
 from vlmexport.calibration.objectives.imitation_options import ImitationOptions

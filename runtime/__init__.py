@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from .images.video import Video as Video
     from .policy.adaptive import Adaptive as Adaptive
     from .policy.base import FixedLength as FixedLength
-    from .policy.base import LogisticLength as LogisticLength
+    from .sampling.typical import Typical as Typical
+    from .session.options import GenerateOptions as GenerateOptions
     from .session.result import Result as Result
     from .session.session import Session as Session
     from .speedup.stats import Stats as Stats
@@ -48,10 +49,11 @@ _HOMES = {
     "Manifest": "bundle.manifest",
     "Adaptive": "policy.adaptive",
     "FixedLength": "policy.base",
-    "LogisticLength": "policy.base",
+    "GenerateOptions": "session.options",
     "Result": "session.result",
     "Session": "session.session",
     "Stats": "speedup.stats",
+    "Typical": "sampling.typical",
     "Video": "images.video",
     **dict.fromkeys(
         (
@@ -78,6 +80,14 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "LogisticLength":  # for one release
+        import warnings
+
+        from .policy.logistic import LogisticLength
+
+        text = "LogisticLength is deprecated and leaves with the next release: any fixed length that suits the draft is faster"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return LogisticLength
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

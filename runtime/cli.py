@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import errno
 import functools
-import io
+import logging
 import os
 import shutil
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import typer
 
+from .commands.examples import EXAMPLES
+from .commands.interrupts import STOPPING as STOPPING
+from .commands.interrupts import interrupts
+from .commands.option_flags import command_class
 from .commands.suggestions import suggestion
+from .commands.terminal import forget_odd_sizes, open_closed_streams
 from .commands.verbosity import Quiet, Verbose, choose, printable, saying, with_verbosity
 from .common.errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
 from .common.paths import path_text
@@ -59,15 +59,15 @@ MOUNTED_COMMANDS = {
         "Write a target's own answers, to train drafts on; the same command continues a killed run.",
     ),
     "eval": ("calibration", "Measure how many drafted tokens a target accepts on held-out data."),
-    "calibrate": ("calibration", "Choose the draft, length and tree that pay on this device, for a bundle."),
+    "tune": ("calibration", "Choose the draft, length and tree that pay on this device, for a bundle."),
 }
 """Command → (package whose `cli.register(app)` adds it, help: in the list and of the command)."""
 
+RENAMED_COMMANDS = {"calibrate": "tune"}
+"""Old name → new one, for one release."""
+
 ROOM_FOR_A_TABLE = 100
 """Columns of a terminal from which help is a table; a narrower one would cut the longest options."""
-
-NARROWEST = 10
-"""Columns of a terminal that are believed."""
 
 # The backslash keeps rich from reading the bracket as markup.
 PANELS = {
@@ -75,6 +75,7 @@ PANELS = {
     "calibration": "Train (needs the extra \\[train])",
 }
 
+log = logging.getLogger(__name__)
 _PROJECT = __name__.partition(".")[0]
 
 
@@ -140,8 +141,10 @@ def build_app(command: str | None = None) -> typer.Typer:
 
 
 def _complete(info: Any, text: str) -> None:
-    """Give a registered command its help, and the options that all commands have."""
+    """Give a registered command its help, with an example at its end, and the options that all commands have."""
     info.help = text
+    info.epilog = "\n\n".join(filter(None, (info.epilog, f"Example: {EXAMPLES[info.name]}")))
+    info.cls = command_class(getattr(info.callback, "expert", ()))
     info.callback = with_verbosity(info.callback)
 
 
@@ -221,93 +224,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 2 for an error of use or input, 130 for Ctrl-C, 143 for
     SIGTERM."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # started with the stream closed (`>&-`)
-            # Its number is taken in any case, or the next file that is opened would get what is written to it.
-            nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115
-            setattr(sys, name, _Closed(nowhere) if name == "stdout" else nowhere)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A console that cannot show a character shows "?" instead of failing.
-            stream.reconfigure(errors="replace")
+    open_closed_streams()
     quiet_log()
-    _forget_odd_sizes()
+    forget_odd_sizes()
     command = _command_name(_completed_words() or arguments)
-    with _interrupts() as interrupts, saying():
+    renamed = RENAMED_COMMANDS.get(command or "")
+    if command is not None and renamed is not None and command in arguments:
+        arguments[arguments.index(command)] = renamed
+    with interrupts() as seen, saying():
         try:
+            if renamed is not None:
+                log.warning("`vlmexport %s` is now `vlmexport %s`", command, renamed)
+                command = renamed
             application = typer.main.get_command(build_app(command))
             _refuse_empty_paths(application)
             status = application.main(args=arguments, prog_name="vlmexport", standalone_mode=False)
         except (KeyboardInterrupt, typer.Abort):
             status = 130
         except Exception as error:
-            status = 130 if interrupts else _fail(error, command)
+            status = 130 if seen else _fail(error, command)
     if status == 130:  # newer versions of typer turn Ctrl-C into a status themselves
         sys.stderr.write("\nInterrupted.\n")
-        return 128 + interrupts[-1] if interrupts else 130
+        return 128 + seen[-1] if seen else 130
     return status if isinstance(status, int) else 0
-
-
-def _forget_odd_sizes() -> None:
-    """What libraries would take for the size of the terminal and no line would fit in, or is no number: it has its own."""
-    for name in ("COLUMNS", "LINES"):
-        value = os.environ.get(name)
-        number = int(value) if value and value.isascii() and value.isdecimal() and len(value) < 6 else 0
-        if value is not None and number < (NARROWEST if name == "COLUMNS" else 1):
-            del os.environ[name]
-
-
-class _Closed(io.TextIOBase):
-    """In place of a standard output that is closed: results that are written there are not lost without a word."""
-
-    def __init__(self, nowhere: IO[str]):
-        self._nowhere = nowhere
-
-    def write(self, text: str) -> int:
-        if text:
-            raise OSError(errno.EBADF, "is closed; lead it to a file, or to /dev/null", "standard output")
-        return 0
-
-
-STOPPING: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-"""Signals that end a command with its cleaning up, and how Python treats them before anybody else decided."""
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt, and collects them: a library that is interrupted while it is
-    imported may raise an error of its own instead.
-
-    An interrupt that hits a callback (of a weak reference, say) is dropped by Python: it is then sent again.
-    """
-    seen: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield seen
-        return
-    ours = [number for number, usual in STOPPING.items() if signal.getsignal(number) is usual]
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        seen.append(number)
-        raise KeyboardInterrupt
-
-    def unraisable(dropped: Any) -> None:
-        if seen and dropped.exc_type is not None and issubclass(dropped.exc_type, KeyboardInterrupt):
-            # Not at once: it would hit this hook, whose errors are dropped as well.
-            again = threading.Timer(0.01, _thread.interrupt_main, seen[-1:])
-            again.daemon = True
-            again.start()
-        else:
-            hook(dropped)
-
-    hook, sys.unraisablehook = sys.unraisablehook, unraisable
-    for number in ours:
-        signal.signal(number, interrupt)
-    try:
-        yield seen
-    finally:
-        for number in ours:
-            signal.signal(number, STOPPING[number])
-        sys.unraisablehook = hook
 
 
 def _fail(error: Exception, command: str | None) -> int:

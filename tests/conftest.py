@@ -10,13 +10,33 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import device_counts
+from tests.support import device_counts, every_run, pairs
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle
 
 # Before torch is imported: threads that share tiny matrices only wait for each other, on the processors of other workers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+KINDS = ("unit", "contract", "integration", "recipes")
+"""Folders below this one: their tests have a marker of that name."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without the slow ones, products need not be collected whole: that alone would take a quarter of a minute."""
+    pairs.whole_product = config.option.markexpr != "not slow"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`-m contract` and the like select folders; costly cases are slow."""
+    root = Path(__file__).parent
+    for item in items:
+        kind = item.path.relative_to(root).parts[0]
+        if kind in KINDS:
+            item.add_marker(kind)
+    every_run.mark_the_rest_slow(items, f"{root}/")
 
 
 @pytest.fixture(scope="session")

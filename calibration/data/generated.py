@@ -50,10 +50,10 @@ def load_generated(folder: Path, problems: Problems) -> tuple[list[Record], dict
 def read_meta(folder: Path) -> dict:
     """What the folder's description says. Raises OptionError where there is none that can be read."""
     path = folder / META
-    found = read_json(path, META_LIMIT, OptionError)
-    if not isinstance(found, dict):
-        raise OptionError(f"{path} cannot be read: it holds {type(found).__name__}, not an object")
-    return found
+    meta = read_json(path, META_LIMIT, OptionError)
+    if not isinstance(meta, dict):
+        raise OptionError(f"{path} cannot be read: it holds {type(meta).__name__}, not an object")
+    return meta
 
 
 def _record(value: dict, inside: Path | None) -> Record:

@@ -44,9 +44,9 @@ def load_jsonl(path: Path, prompt: str, problems: Problems) -> list[Record]:
         parts_of = {part: name for name, part in read.items()}
         yield from _records(value, parts_of, path, number, prompt, problems.inside)
 
-    found = gather(lines, record, problems)
+    records = gather(lines, record, problems)
     unread.tell(problems)
-    return found
+    return records
 
 
 def _read(value: Mapping[str, Any]) -> dict[str, str]:
@@ -91,12 +91,12 @@ def _records(
     if "turns" not in names:
         yield _answered(Record(f"line-{number}", value[asked] if asked else prompt, image), told)
         return
-    found = list(turn_records(f"line-{number}", value, image, names["turns"], unanswered=True))
-    if told != (None, ()) and found[-1].answer is not None:
+    dialog = list(turn_records(f"line-{number}", value, image, names["turns"], unanswered=True))
+    if told != (None, ()) and dialog[-1].answer is not None:
         raise ValueError(
             f"an answer stands beside {names['turns']!r}, which end with one; leave one of them out"
         )
-    for one in found:
+    for one in dialog:
         yield one if one.answer is not None else _answered(one, told)
 
 
@@ -105,12 +105,12 @@ def _files(value: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
     name = names.get("image")
     if name is None or value[name] in ("", []):
         return []
-    found = value[name] if name == "images" else [value[name]]
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+    paths = value[name] if name == "images" else [value[name]]
+    if not isinstance(paths, list) or not all(isinstance(one, str) for one in paths):
         raise ValueError(
             f"field {name!r} is {value[name]!r:.80}, not a {'list of paths' if name == 'images' else 'string'}"
         )
-    return [checked_text(name, one) for one in found]
+    return [checked_text(name, one) for one in paths]
 
 
 def _answers(value: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str | None, tuple[str, ...]]:

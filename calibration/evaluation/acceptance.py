@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...runtime.speedup.stats import Stats
 from ..features.features import FeatureSource, in_batches
 from ..objectives.losses import agreement, overlap
-from ..targets.target import Rows
+from ..targets.teacher_forcing import Rows
 
 RANKS = 8
 """Proposals of a head that are looked at."""
@@ -184,8 +184,8 @@ class Counted:
         """Of `head` its likeliest tokens, int64 [N, ranks], and the ones that are right, int64 [N]."""
         if len(self.ranked) <= head:
             self.ranked = np.pad(self.ranked, ((0, head + 1 - len(self.ranked)), (0, 0)))
-        found = (ids[:, :RANKS] == wanted[:, None]).sum(0).cpu().numpy()
-        self.ranked[head, : len(found)] += found
+        hits = (ids[:, :RANKS] == wanted[:, None]).sum(0).cpu().numpy()
+        self.ranked[head, : len(hits)] += hits
         self.ranked[head, -1] += len(wanted)
 
     def _place(self, positions: np.ndarray, right: np.ndarray) -> None:

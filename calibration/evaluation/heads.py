@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...runtime.speedup.stats import Stats
 from ..objectives.losses import overlap
-from ..targets.target import Rows
+from ..targets.teacher_forcing import Rows
 from .acceptance import Counted, chain_cycles
 
 

@@ -18,7 +18,7 @@ from ...exporter.drafts.eagle.vispec_network import VispecNetwork
 from ..features.full_sequences import drafting
 from ..features.vispec_masks import shifted
 from ..objectives.losses import overlap
-from ..targets.target import Texts
+from ..targets.teacher_forcing import Texts
 from .acceptance import Counted, chain_cycles, likeliest
 
 
@@ -46,8 +46,8 @@ class LayerCount(Counted):
         own = self._head(shifted(given, 1)[learned])
         hits: list[Tensor] = []
         given = network.given(given, texts.taps)
-        for step, rows in enumerate(drafting(self._network, texts, given, self.draft_length)):
-            logits = network.logits(rows[learned], self._head.weight)
+        for step, step_features in enumerate(drafting(self._network, texts, given, self.draft_length)):
+            logits = network.logits(step_features[learned], self._head.weight)
             ranked = likeliest(logits)
             if network.config.trimmed is not None:
                 ranked = network.d2t[ranked]

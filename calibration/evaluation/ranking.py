@@ -40,7 +40,7 @@ class _Prefix:
     def __init__(self, target: Target, record: Record) -> None:
         prompt, family = target.prompt(record), target.family
         inputs = target.moved(collate(family, [prompt], [()]))
-        last = target.lm_head.register_forward_pre_hook(lambda _, rows: (rows[0][:, -1:],))
+        last = target.lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, -1:],))
         try:
             output = target.model(**inputs, use_cache=True)
         finally:
@@ -61,12 +61,12 @@ class _Prefix:
         # What is behind a text's end is seen by none of its rows.
         ids = padded([answer[:-1] for answer in answers], 0)[0].to(target.device)
         if ids.shape[1]:
-            rows = _decoder(target.model)(input_ids=ids, **self._given(*ids.shape)).last_hidden_state
+            hidden_states = _decoder(target.model)(input_ids=ids, **self._given(*ids.shape)).last_hidden_state
             owners = torch.tensor([b for b, answer in enumerate(answers) for _ in answer[1:]])
             slots = torch.tensor([n for answer in answers for n in range(len(answer) - 1)])
             said = torch.tensor([token for answer in answers for token in answer[1:]])
             owners, slots, said = (each.to(target.device) for each in (owners, slots, said))
-            logits = target.lm_head(rows[owners, slots] * target.logit_scale).float()
+            logits = target.lm_head(hidden_states[owners, slots] * target.logit_scale).float()
             sums.index_add_(0, owners, logits.log_softmax(-1).gather(1, said[:, None])[:, 0].double())
         return sums.tolist()
 

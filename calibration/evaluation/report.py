@@ -14,26 +14,26 @@ from .acceptance import Acceptance
 from .run import Evaluation
 
 
-def document(found: Evaluation, model: str, data: Sequence[str], machine: str | None) -> dict[str, Any]:
+def document(evaluation: Evaluation, model: str, data: Sequence[str], machine: str | None) -> dict[str, Any]:
     """One JSON object."""
     return {
         "schema_version": 1,
         "model": model,
         "data": list(data) if len(data) > 1 else data[0],
-        "drafts": {name: result.to_dict() for name, result in found.drafts.items()},
-        "score": None if found.score is None else found.score.to_dict(),
+        "drafts": {name: result.to_dict() for name, result in evaluation.drafts.items()},
+        "score": None if evaluation.score is None else evaluation.score.to_dict(),
         "machine": machine,
     }
 
 
-def table(found: Evaluation) -> Iterator[str]:
+def table(evaluation: Evaluation) -> Iterator[str]:
     """Lines for people."""
-    if found.drafts:
-        yield from drafts_table(found.drafts).printed()
-    score = found.score
+    if evaluation.drafts:
+        yield from drafts_table(evaluation.drafts).printed()
+    score = evaluation.score
     if score is None:
         return
-    if found.drafts:
+    if evaluation.drafts:
         yield ""
     yield f"{score.task}, {score.count} of {score.total} answers (the target's own: no draft changes them)"
     for name, value in score.values.items():
@@ -44,11 +44,11 @@ def table(found: Evaluation) -> Iterator[str]:
         yield f"  note: {note}"
 
 
-def write_answers(found: Evaluation, records: RecordSet, path: Path) -> None:
+def write_answers(evaluation: Evaluation, records: RecordSet, path: Path) -> None:
     """A line per record: key, prompt, answer, references."""
     with atomic_write(path) as out:
         for record in records:
-            line = {"key": record.key, "prompt": record.prompt, "answer": found.texts[record.key]}
+            line = {"key": record.key, "prompt": record.prompt, "answer": evaluation.texts[record.key]}
             out.write((json.dumps({**line, "references": list(record.references)}) + "\n").encode())
 
 

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ...exporter.drafts import KINDS, draft_kind, open_draft
-from ...exporter.drafts.common.base import SelfDraft
-from ...exporter.drafts.eagle.layer_draft import LayerDraft
-from ...exporter.drafts.imitation.imitation import ImitationDraft
-from ...exporter.drafts.layer_skip import DraftAndVerify
-from ...exporter.drafts.medusa.medusa import MedusaDraft
-from ...exporter.families.common.layer_skip import Sublayers
 from ...runtime.common.errors import InputError, OptionError
-from ...runtime.speedup.stats import Stats
 from ..data.reading.records import Record, RecordSet
-from ..features.full_sequences import rows_of
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers
-from ..objectives.medusa import ahead
 from ..targets.batches import Batches
-from ..targets.layer_weights import Weights
-from ..targets.target import Rows, Target, Texts
+from ..targets.target import Target
+from ..targets.teacher_forcing import Rows
 from ..training.run import check_writer
-from .acceptance import Acceptance, Count, likeliest
-from .heads import HeadCount
-from .layers import LayerCount
+from .acceptance import Acceptance
+from .draft_measures import Measured, MeasuredRows, MeasuredSkipped, MeasuredTexts, open_measured
 from .quality import Score, Told, open_task
 from .ranking import rank_choices
-from .skipped import Known, SkippedCount, known
+from .skipped import known
 from .speed import Machine, bound
 
 BATCH = 64
@@ -86,16 +73,18 @@ def evaluate(
     read = texts or bool(drafts) or judge is None or not judge.RANKS
     if max_new_tokens is not None and read:
         records = answered(target, records, max_new_tokens, say, batch_size)
-    found = _measured(target, records, opened, say, machine, batch_size)
+    acceptances = _measured(target, records, opened, say, machine, batch_size)
     if judge is None:
-        return Evaluation(found)
+        return Evaluation(acceptances)
     ranks: Sequence[int | None] = (
         rank_choices(target, records.records, say, batch_size) if judge.RANKS else [None] * len(records)
     )
     answers = TorchAnswers(target)
     said = [answers.text(record.tokens or ()) for record in records]
     told = [Told(*each) for each in zip(records, said, ranks, strict=True)]
-    return Evaluation(found, judge.score(told), {one.record.key: one.text for one in told} if read else {})
+    return Evaluation(
+        acceptances, judge.score(told), {one.record.key: one.text for one in told} if read else {}
+    )
 
 
 def evaluate_drafts(
@@ -187,10 +176,10 @@ def answered(
     if open_:
         report(f"answering {len(open_)} records, {max_new_tokens} tokens at most, {placed(target.device)}")
     told, cut = list(records), 0
-    for done, (place, found) in enumerate(answers.answer([records[i] for i in open_], options), 1):
-        if isinstance(found, InputError):
-            raise found
-        (answer,), index = found, open_[place]
+    for done, (place, outcome) in enumerate(answers.answer([records[i] for i in open_], options), 1):
+        if isinstance(outcome, InputError):
+            raise outcome
+        (answer,), index = outcome, open_[place]
         told[index] = replace(records[index], tokens=answer)
         cut += answers.is_cut(answer)
         if done % batch_size == 0 or done == len(open_):
@@ -204,189 +193,3 @@ def placed(device: torch.device) -> str:
     """Where the target runs: `on cuda:0`, or `on cpu with 1 thread`."""
     threads = torch.get_num_threads()
     return f"on {device}" + (f" with {threads} thread{'s' * (threads != 1)}" if device.type == "cpu" else "")
-
-
-class Measured(Protocol):
-    """A draft that is being measured: its name in a manifest, and how many layers of the target's size it reads for a
-    drafted token (heads are not counted)."""
-
-    name: str
-    layers: float
-
-    @property
-    def cycles(self) -> Stats:
-        """All cycles so far."""
-        ...
-
-    def result(self) -> Acceptance:
-        """The figures over everything that was added."""
-        ...
-
-    def whole(self) -> AbstractContextManager[None]:
-        """Where what is done inside fails, nothing of it is counted."""
-        ...
-
-
-@runtime_checkable
-class MeasuredRows(Measured, Protocol):
-    """A draft that reads the rows after `layer`, each by itself."""
-
-    layer: int
-
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
-        """Rows [N, E] after `layer`, the target's logits [N, V], and what they belong to."""
-        ...
-
-
-@runtime_checkable
-class MeasuredTexts(Measured, Protocol):
-    """A draft that reads whole texts, and the rows after layers `taps`."""
-
-    taps: Sequence[int]
-
-    def add(self, texts: Texts) -> None:
-        """Whole texts."""
-        ...
-
-
-class _OnTrunk:
-    """A draft on the target's trunk; chains of its best tokens."""
-
-    def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
-        self._target, self._network = target, draft.network.to(target.device).eval()
-        self.name = draft.name
-        self.layers: float = draft.layer
-        self._count = Count(draft_length, target.eos_token_ids)
-        self.result, self.whole = self._count.result, self._count.whole
-
-    @property
-    def cycles(self) -> Stats:
-        return self._count.cycles
-
-
-class MeasuredSelfDraft(_OnTrunk):
-    """One that reads each row by itself."""
-
-    def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
-        super().__init__(target, draft, draft_length)
-        self.layer = draft.layer
-
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
-        self._count.add(self._target.head(self._network(trunk)), own, rows)
-
-
-class MeasuredAttending(_OnTrunk):
-    """One that looks back at earlier rows."""
-
-    def __init__(self, target: Target, draft: ImitationDraft, draft_length: int) -> None:
-        super().__init__(target, draft, draft_length)
-        self.taps: Sequence[int] = (draft.layer,)
-
-    def add(self, texts: Texts) -> None:
-        """Whole texts."""
-        (layer,), head = self.taps, self._target.head
-        places, rows = rows_of(texts, layer)
-        if len(rows):
-            drafted = head(self._network(texts.taps[layer])[places])
-            self._count.add(drafted, head(rows.residuals[:, -1]), rows)
-
-
-class MeasuredHeads:
-    """Medusa heads; chains of their best tokens, no longer than there are heads."""
-
-    def __init__(self, target: Target, draft: MedusaDraft, draft_length: int) -> None:
-        self.layer, self._target, self._network = (
-            target.num_layers,
-            target,
-            draft.network.to(target.device).eval(),
-        )
-        self.name = draft.name
-        self.layers: float = 0
-        length = min(draft_length, draft.network.config.heads)
-        self._count = HeadCount(length, target.eos_token_ids)
-        self.result, self.whole = self._count.result, self._count.whole
-
-    @property
-    def cycles(self) -> Stats:
-        return self._count.cycles
-
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
-        network, lm_head = self._network, self._target.lm_head.weight
-        logits = network(self._target.features(trunk), lm_head)  # [N, heads, V]
-        best, first = likeliest(logits), logits[:, 0]
-        if network.config.trimmed is not None:
-            best = network.d2t[best]
-            first = torch.full_like(own, -torch.inf).index_copy_(1, network.d2t, first)
-        self._count.add(best, ahead(rows, network.config.heads), first, own, rows)
-
-
-class MeasuredLayer:
-    """A layer that drafts, which reads whole texts; chains of its likeliest tokens."""
-
-    def __init__(self, target: Target, draft: LayerDraft, draft_length: int) -> None:
-        self._target = target
-        self.taps: Sequence[int] = draft.cuts
-        self.name = draft.name
-        self.layers: float = 1
-        network = draft.network.to(target.device)
-        self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
-        self.result, self.whole = self._count.result, self._count.whole
-
-    @property
-    def cycles(self) -> Stats:
-        return self._count.cycles
-
-    def add(self, texts: Texts) -> None:
-        """Whole texts."""
-        self._count.add(texts, self._target.features)
-
-
-class MeasuredSkipped:
-    """A target without some of its sublayers, which drafts record by record."""
-
-    def __init__(self, target: Target, draft: DraftAndVerify, draft_length: int) -> None:
-        weights = Weights.of(target)
-        self.name = draft.name
-        self.layers: float = target.num_layers * weights.kept(draft.skip) / weights.kept(Sublayers())
-        self._count = SkippedCount(target, draft.skip, draft_length)
-        self.result, self.whole = self._count.result, self._count.whole
-
-    @property
-    def cycles(self) -> Stats:
-        return self._count.cycles
-
-    def add(self, text: Known) -> None:
-        """A record's answer, and what the target made of it."""
-        self._count.add(text)
-
-
-def open_measured(target: Target, name: str, draft_length: int) -> Measured:
-    """A draft folder, or `KIND@N` of an untrained kind, checked against the target and on its device."""
-    kind, at, layer = name.partition("@")
-    if kind in KINDS and not draft_kind(kind).trained:
-        if not draft_kind(kind).has_layer:
-            raise OptionError(
-                f"--draft {name!r}: {kind} drafts from the text alone; measure it on a bundle, with vlmexport bench"
-            )
-        if not at or not layer.isdecimal():
-            raise OptionError(f"--draft {name!r}: write {kind}@N")
-        target.check_layer(int(layer), f"--draft {name}")
-        draft = draft_kind(kind).at(int(layer))
-    else:
-        draft = open_draft(Path(name))
-        draft.check_family(target.family)
-        draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
-        draft = draft.fitted(target.num_layers)
-    if isinstance(draft, MedusaDraft):
-        return MeasuredHeads(target, draft, draft_length)
-    if isinstance(draft, LayerDraft):
-        return MeasuredLayer(target, draft, draft_length)
-    if isinstance(draft, DraftAndVerify):
-        return MeasuredSkipped(target, draft, draft_length)
-    if isinstance(draft, ImitationDraft) and draft.attends:
-        return MeasuredAttending(target, draft, draft_length)
-    if isinstance(draft, SelfDraft):
-        return MeasuredSelfDraft(target, draft, draft_length)
-    raise OptionError(
-        f"--draft {name!r}: eval does not know how {draft.kind} is measured; use vlmexport bench"
-    )

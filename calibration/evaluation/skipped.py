@@ -111,9 +111,9 @@ def _halves(angles: Any) -> tuple[Tensor, Tensor] | None:
     return cos, sin
 
 
-def _mask(family: Family, rows: int, bias: Tensor | None) -> Tensor:
-    """[heads, rows, rows]: a row sees itself and what is before it, with T5's bias on top."""
-    seen = torch.ones(rows, rows, dtype=torch.bool).tril()[None]
+def _mask(family: Family, length: int, bias: Tensor | None) -> Tensor:
+    """[heads, length, length]: a token sees itself and what is before it, with T5's bias on top."""
+    seen = torch.ones(length, length, dtype=torch.bool).tril()[None]
     if family.decoder.mask_dtype == "bool":
         return seen
     assert bias is not None
@@ -134,7 +134,7 @@ def chains(
     less likely than `least`. `seen(places, logits)` is told of the draft's logits [n, V] right behind the tokens at `places`
     int64 [n]. `together` is how many chains are drafted side by side."""
     count, eos = len(text.tokens) - 1, set(target.eos_token_ids)
-    found = Chains(
+    result = Chains(
         [[] for _ in range(count)],
         [[] for _ in range(count)],
         [[] for _ in range(count)],
@@ -143,7 +143,7 @@ def chains(
 
     def draft(some: Sequence[int]) -> tuple[Tensor, Tensor]:
         for place in some:  # what a try that found no memory left
-            for each in (found.tokens, found.confidences, found.right):
+            for each in (result.tokens, result.confidences, result.right):
                 each[place].clear()
         places = torch.tensor(some, device=target.device)
         drafting = _Drafting(target, text, skip, places)
@@ -157,9 +157,9 @@ def chains(
             for place, token, share in zip(
                 drafting.places.tolist(), ids.tolist(), shares.tolist(), strict=True
             ):
-                right = found.right[place]
-                found.tokens[place].append(token)
-                found.confidences[place].append(share)
+                right = result.right[place]
+                result.tokens[place].append(token)
+                result.confidences[place].append(share)
                 right.append(token == text.tokens[place + step + 1] and all(right))
                 live.append(token not in eos and share >= least and place + step + 1 < count)
             if not any(live):
@@ -175,7 +175,7 @@ def chains(
     with target.family.language.hooks(), _exported(target):
         for _, (places, logits) in together.over(range(count), draft):
             seen(places, logits)
-    return found
+    return result
 
 
 def side_by_side(report: Callable[[str], None] = lambda line: None) -> Batches:
@@ -202,7 +202,7 @@ class _Drafting:
     def keep(self, kept: Tensor) -> None:
         """Go on with those of the chains for which bool [n] says so."""
         self.places = self.places[kept]
-        self._own = {index: tuple(each[kept] for each in rows) for index, rows in self._own.items()}
+        self._own = {index: tuple(each[kept] for each in caches) for index, caches in self._own.items()}
 
     def step(self, ids: Tensor) -> Tensor:
         """Logits [n, V] behind the next token int64 [n] of every chain."""
@@ -247,21 +247,21 @@ def _each(caches: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def replay(found: Chains, policy: DraftPolicy, end_tokens: Collection[int]) -> Stats:
+def replay(chains: Chains, policy: DraftPolicy, end_tokens: Collection[int]) -> Stats:
     """The cycles that `policy` makes of the chains of one text, as the runtime counts them. A draft that goes on beyond
     the end of the text is counted as far as that."""
-    count = len(found.tokens)
+    count = len(chains.tokens)
     stats, at = Stats(tokens=1 + count), 0
     while at < count:
         left = count - at
-        depth = min(policy.allot([None])[0].depth, left if found.ended else left - 1)  # type: ignore[list-item]
+        depth = min(policy.allot([None])[0].depth, left if chains.ended else left - 1)  # type: ignore[list-item]
         drafted = 0
         while drafted < depth:
-            token, confidence = found.tokens[at][drafted], found.confidences[at][drafted]
+            token, confidence = chains.tokens[at][drafted], chains.confidences[at][drafted]
             drafted += 1
             if token in end_tokens or (policy.needs_confidence and not policy.keep_drafting(confidence)):
                 break
-        right = sum(found.right[at][:drafted])
+        right = sum(chains.right[at][:drafted])
         evaluated = min(right + 1, drafted)
         stats.count(drafted, right, evaluated)
         stats.discarded += max(0, right + 1 - left)
@@ -290,9 +290,9 @@ class SkippedCount(Counted):
             self._rank(0, likeliest(logits), own.argmax(-1))
 
         length, together = self.draft_length, self._together
-        found = chains(self._target, text, self._skip, length, seen=compare, together=together)
-        one = chain_cycles(found.right, self.draft_length, found.ended)
+        result = chains(self._target, text, self._skip, length, seen=compare, together=together)
+        one = chain_cycles(result.right, self.draft_length, result.ended)
         self.cycles = Stats.total([self.cycles, one])
         self.tokens += count
-        first = np.array([right[0] for right in found.right if right])
+        first = np.array([right[0] for right in result.right if right])
         self._place(np.arange(1, 1 + len(first)), first)

@@ -17,7 +17,7 @@ def bound(tau: float, drafted: float, share: float) -> float:
 
 
 class Machine:
-    """Pass times that `vlmexport calibrate` or `bench --save` stored in a bundle, the latest ones.
+    """Pass times that `vlmexport tune` or `bench --save` stored in a bundle, the latest ones.
 
     Raises:
         OptionError: the bundle has none. BundleError: an entry that is not one.
@@ -27,7 +27,7 @@ class Machine:
         entries = every_costs(bundle.manifest)
         if not entries:
             raise OptionError(
-                f"--bundle {bundle.path} holds no pass times; measure some with vlmexport calibrate, or bench --save"
+                f"--bundle {bundle.path} holds no pass times; measure some with vlmexport tune, or bench --save"
             )
         self.bundle, self.name, self.table = bundle, entries[-1].machine, entries[-1].table
 

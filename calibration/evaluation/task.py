@@ -26,28 +26,28 @@ def chosen_task(
 
     Raises OptionError for an unknown task, for one whose packages are not here, and where there is nothing to do.
     """
-    found = None if asked in ("none", "auto") else asked
-    if found is not None:
-        open_task(found)
-        if found == "captions":
+    task = None if asked in ("none", "auto") else asked
+    if task is not None:
+        open_task(task)
+        if task == "captions":
             need_extra("captions", "--task captions")
     problem = None
     if asked == "auto":
-        found, problem = _fitting(records)
-    elif found is not None and not any(map(_judged_by(found), records)):
-        problem = f"--task {found}: {_nothing_to_judge(found, records)}"
+        task, problem = _fitting(records)
+    elif task is not None and not any(map(_judged_by(task), records)):
+        problem = f"--task {task}: {_nothing_to_judge(task, records)}"
     if problem is not None and not drafts:
         raise OptionError(f"{problem}, and there is no --draft to measure")
-    if found is None and answers is not None:
+    if task is None and answers is not None:
         why = f" ({problem})" if problem else "; give --task"
         raise OptionError(f"--answers {answers}: answers are written where they are judged{why}")
-    if found is None and not drafts:
+    if task is None and not drafts:
         raise OptionError("nothing to measure; give --draft, or --task to judge the answers")
     if problem is not None:
         say(f"{problem}: the score is left out, the drafts are measured")
     elif asked == "auto" and records.task is None:
-        say(f"--task auto: {found}, by the answers of {records.name}")
-    return found
+        say(f"--task auto: {task}, by the answers of {records.name}")
+    return task
 
 
 def _fitting(records: RecordSet) -> tuple[str | None, str | None]:
@@ -57,15 +57,15 @@ def _fitting(records: RecordSet) -> tuple[str | None, str | None]:
             None,
             f"--task auto: {records.name} are judged by different scores; give one of {', '.join(names())}",
         )
-    found = records.task or fitting_task(records)
-    if found is None or not any(map(_judged_by(found), records)):
-        return None, f"--task auto: {_nothing_to_judge(found or 'exact', records)}"
-    if found == "captions":
+    task = records.task or fitting_task(records)
+    if task is None or not any(map(_judged_by(task), records)):
+        return None, f"--task auto: {_nothing_to_judge(task or 'exact', records)}"
+    if task == "captions":
         try:
             need_extra("captions", "--task auto: captions")
         except OptionError as error:
             return None, str(error)
-    return found, None
+    return task, None
 
 
 def fitting_task(records: Sequence[Record]) -> str | None:

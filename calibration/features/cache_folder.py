@@ -51,9 +51,9 @@ def read_progress(place: Path, names: Sequence[str]) -> dict[str, Any]:
     """What `save_progress` wrote last of the files `names`, perhaps with others; {} where that was of other files: they are
     made anew then, so that what it says does not hold any more, and it is removed."""
     path = place / PROGRESS
-    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    if set(names) <= set(found.get("files", ())) and all((place / f"{n}.partial").exists() for n in names):
-        return found
+    progress = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if set(names) <= set(progress.get("files", ())) and all((place / f"{n}.partial").exists() for n in names):
+        return progress
     path.unlink(missing_ok=True)
     return {}
 
@@ -91,9 +91,9 @@ def check_cache_dtype(dtype: str) -> None:
         raise OptionError(f"--cache-dtype {dtype!r}: choose one of {', '.join(CACHE_DTYPES)}")
 
 
-def stored(rows: Tensor, dtype: str, target: str) -> np.ndarray:
-    """`rows` in the dtype of a cache. OptionError where one does not fit."""
-    peak = rows.abs().max().item() if len(rows) else 0.0
+def stored(values: Tensor, dtype: str, target: str) -> np.ndarray:
+    """`values` in the dtype of a cache. OptionError where one does not fit."""
+    peak = values.abs().max().item() if len(values) else 0.0
     if not math.isfinite(peak) or peak > float(np.finfo(dtype).max):
         raise OptionError(f"a row of {target} reaches {peak:.3g}, beyond {dtype}; use --cache-dtype float32")
-    return rows.cpu().numpy().astype(dtype)
+    return values.cpu().numpy().astype(dtype)

@@ -22,7 +22,8 @@ from torch import Tensor
 from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import OptionError
 from ..data.reading.records import RecordSet
-from ..targets.target import FUSED, Rows, Target
+from ..targets.target import FUSED, Target
+from ..targets.teacher_forcing import Rows
 from .cache_folder import (
     cache_place,
     check_cache_dtype,
@@ -179,10 +180,10 @@ def _build(
     for at in range(start, len(records), batch_size):
         chunk = records[at : at + batch_size]
         rows, trunks = target.rows(chunk, wanted)
-        found = {f"trunk.{n}": trunk for n, trunk in trunks.items()} | {"residuals": rows.residuals}
+        outputs = {f"trunk.{n}": trunk for n, trunk in trunks.items()} | {"residuals": rows.residuals}
         span = slice(int(offsets[at]), int(offsets[at + len(chunk)]))
         for key, store in stores.items():
-            store[span] = stored(found[key], dtype, target.name)
+            store[span] = stored(outputs[key], dtype, target.name)
         if (at // batch_size) % 8 == 7:
             for store in stores.values():
                 store.flush()

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...exporter.drafts.eagle.vispec_network import VispecNetwork
 from ..data.reading.records import RecordSet
-from ..targets.target import Rows, Target, Texts
+from ..targets.target import Target
+from ..targets.teacher_forcing import Rows, Texts
 from .vispec_masks import shifted, sight_of
 
 

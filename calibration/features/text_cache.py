@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..data.reading.records import RecordSet
-from ..targets.target import Target, Texts
+from ..targets.target import Target
+from ..targets.teacher_forcing import Texts
 from .cache_folder import (
     cache_place,
     check_cache_dtype,
@@ -60,13 +61,13 @@ class CachedTexts:
     def __init__(self, folder: Path, target: Target, taps: Sequence[int] = ()) -> None:
         meta = json.loads((folder / "cache.json").read_text("utf-8"))
         files = {kept.name: kept for kept in _files(meta["hidden_size"], meta["dtype"], taps)}
-        found = {name: kept.read(folder) for name, kept in files.items()}
+        arrays = {name: kept.read(folder) for name, kept in files.items()}
         self.target, self.taps = target, tuple(sorted(set(taps)))
         self.records, self.tokens, self.pictures = (
-            np.asarray(found[name]) for name in ("records", "tokens", "pictures")
+            np.asarray(arrays[name]) for name in ("records", "tokens", "pictures")
         )
-        self.rows_of = {0: found["hidden"]} | {tap: found[f"tap.{tap}"] for tap in self.taps}
-        self.picture_rows = found["picture_rows"]
+        self.rows_of = {0: arrays["hidden"]} | {tap: arrays[f"tap.{tap}"] for tap in self.taps}
+        self.picture_rows = arrays["picture_rows"]
         self._ends = np.cumsum(self.records[:, 0])
         self._picture_ends = np.cumsum(self.pictures[:, 2])
 
@@ -77,15 +78,17 @@ class CachedTexts:
         """The texts of these records, each as long as the longest of them."""
         spans = [(int(self._ends[i] - self.records[i, 0]), int(self._ends[i])) for i in indices]
         shape = (len(spans), max(end - first for first, end in spans))
-        rows = {layer: np.zeros((*shape, self.target.hidden_size), np.float32) for layer in (0, *self.taps)}
+        hidden_states = {
+            layer: np.zeros((*shape, self.target.hidden_size), np.float32) for layer in (0, *self.taps)
+        }
         tokens, learned = np.zeros(shape, np.int64), np.zeros(shape, bool)
         for b, (index, (first, end)) in enumerate(zip(indices, spans, strict=True)):
-            for layer, into in rows.items():
+            for layer, into in hidden_states.items():
                 into[b, : end - first] = self.rows_of[layer][first:end]
             tokens[b, : end - first] = self.tokens[first:end, 0]
             learned[b, self.records[index, 1] : end - first - 1] = True
         device = self.target.device
-        made = {layer: torch.from_numpy(value).to(device) for layer, value in rows.items()}
+        made = {layer: torch.from_numpy(value).to(device) for layer, value in hidden_states.items()}
         ids = torch.from_numpy(tokens).to(device)
         with torch.no_grad():
             embedded = self.target.embed(ids)
@@ -100,18 +103,18 @@ class CachedTexts:
         )
 
     def _pictures(self, index: int) -> list[tuple[int, Tensor]]:
-        found = []
+        pictures = []
         first, last = np.searchsorted(
             self.pictures[:, 0], (index, index + 1)
         )  # they lie in the order of records
         for at in range(first, last):
             _, place, count, steps = (int(value) for value in self.pictures[at])
             end = int(self._picture_ends[at])
-            rows = np.array(self.picture_rows[end - count : end], np.float32).reshape(
+            embeds = np.array(self.picture_rows[end - count : end], np.float32).reshape(
                 steps, count // steps, -1
             )
-            found.append((place, torch.from_numpy(rows).to(self.target.device)))
-        return found
+            pictures.append((place, torch.from_numpy(embeds).to(self.target.device)))
+        return pictures
 
 
 def build_text_cache(
@@ -148,8 +151,8 @@ def build_text_cache(
         for turn, at in enumerate(range(partial.records, len(records), batch_size)):
             chunk = records[at : at + batch_size]
             texts = target.texts(chunk, taps)
-            for name, rows in _rows_of(texts, at, dtype, target.name).items():
-                partial.append(name, rows)
+            for name, values in _rows_of(texts, at, dtype, target.name).items():
+                partial.append(name, values)
             if turn % SAVED_EVERY == SAVED_EVERY - 1:
                 partial.save(at + len(chunk))
                 print(f"cached {at + len(chunk)}/{len(records)} texts", file=sys.stderr)
@@ -176,11 +179,11 @@ class Partial:
             self.open[name] = stack.enter_context(paths[name].open("ab"))
             self.open[name].truncate(self.counts[name] * kept.size)
 
-    def append(self, name: str, rows: np.ndarray) -> None:
+    def append(self, name: str, values: np.ndarray) -> None:
         """Rows [n, width] to a file that is being made; those of others are there already."""
         if name in self.files:
-            self.open[name].write(rows.astype(self.files[name].dtype).tobytes())
-            self.counts[name] += len(rows)
+            self.open[name].write(values.astype(self.files[name].dtype).tobytes())
+            self.counts[name] += len(values)
 
     def save(self, records: int) -> None:
         """From here a later build goes on."""
@@ -225,19 +228,19 @@ def _rows_of(texts: Texts, first: int, dtype: str, name: str) -> dict[str, np.nd
         for row, length in zip(texts.learned, lengths, strict=True)
     ]
     pictures = [
-        (first + b, place, rows.shape[0] * rows.shape[1], len(rows))
+        (first + b, place, values.shape[0] * values.shape[1], len(values))
         for b, several in enumerate(texts.pictures)
-        for place, rows in several
+        for place, values in several
     ]
-    shown = [rows.flatten(0, 1) for several in texts.pictures for _, rows in several]
+    shown = [values.flatten(0, 1) for several in texts.pictures for _, values in several]
     width = texts.hidden.shape[-1]
     floats = {"hidden": texts.hidden[inside]} | {
-        f"tap.{tap}": rows[inside] for tap, rows in texts.taps.items()
+        f"tap.{tap}": values[inside] for tap, values in texts.taps.items()
     }
     floats["picture_rows"] = torch.cat(shown) if shown else texts.hidden.new_zeros(0, width)
     return {
         "records": np.array(list(zip(lengths, starts, strict=True)), np.int32),
         "tokens": texts.tokens[inside].cpu().numpy()[:, None],
         "pictures": np.array(pictures, np.int32).reshape(-1, 4),
-        **{key: stored(rows, dtype, name) for key, rows in floats.items()},
+        **{key: stored(values, dtype, name) for key, values in floats.items()},
     }

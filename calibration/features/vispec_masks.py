@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...exporter.drafts.eagle.vispec_network import VispecNetwork
-from ..targets.target import Texts
+from ..targets.teacher_forcing import Texts
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def sight_of(network: VispecNetwork, texts: Texts) -> Sight:
     device = texts.hidden.device
     visible = torch.ones(batch, count, dtype=torch.bool, device=device)
     compressed = torch.zeros_like(visible)
-    rows: list[Tensor] = [texts.hidden.new_zeros(1, texts.hidden.shape[-1])]
+    embeds: list[Tensor] = [texts.hidden.new_zeros(1, texts.hidden.shape[-1])]
     index = torch.zeros(batch, count, dtype=torch.long, device=device)
     made = 1
     for b, pictures in enumerate(texts.pictures):
@@ -49,7 +49,7 @@ def sight_of(network: VispecNetwork, texts: Texts) -> Sight:
             for step in steps:
                 own = network.imadpt(step)
                 features.append(own[-1:])
-                rows.append(own[:-1])
+                embeds.append(own[:-1])
                 first, end, tokens = max(start - 1, 0), start + len(step) - 1, len(own) - 1
                 shown = min(tokens, end - first)
                 visible[b, first : end - shown] = False
@@ -59,10 +59,10 @@ def sight_of(network: VispecNetwork, texts: Texts) -> Sight:
                 )
                 made += tokens
                 start += len(step)
-            rows.append(torch.cat(features).mean(0, keepdim=True))
+            embeds.append(torch.cat(features).mean(0, keepdim=True))
             index[b, end:] = made
             made += 1
-    return Sight(visible, compressed, torch.cat(rows)[index])
+    return Sight(visible, compressed, torch.cat(embeds)[index])
 
 
 def shifted(values: Tensor, places: int) -> Tensor:

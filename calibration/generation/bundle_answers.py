@@ -128,7 +128,7 @@ def _gathered(
     outcomes: Iterable[tuple[int, Outcome]], samples: int
 ) -> Generator[tuple[int, Found], None, None]:
     """All answers to a record together, or the first reason why there are none."""
-    found: dict[int, dict[int, tuple[int, ...]]] = {}
+    pending: dict[int, dict[int, tuple[int, ...]]] = {}
     failed: set[int] = set()
     for place, outcome in outcomes:
         record, number = divmod(place, samples)
@@ -139,10 +139,10 @@ def _gathered(
                 failed.add(record)
                 yield record, outcome
             continue
-        answers = found.setdefault(record, {})
+        answers = pending.setdefault(record, {})
         answers[number] = outcome
         if len(answers) == samples:
-            del found[record]
+            del pending[record]
             yield record, [answers[i] for i in range(samples)]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from ...exporter.checkpoint import open_checkpoint
 from ...runtime.common.errors import OptionError
 from ...runtime.engines.onnxruntime import use_global_pool
-from ..targets.target import find_device, load_target
+from ..targets.devices import find_device
+from ..targets.target import load_target
 from .answers import Answers
 from .bundle_answers import BundleAnswers
 from .target_bundle import given_bundle, target_bundle, target_name
@@ -45,5 +46,5 @@ def open_answers(
         return TorchAnswers(load_target(model, device), batch_size, say)
     if threads is not None:
         use_global_pool(threads)  # the checks of an export would begin one of all cores
-    found = target_bundle(model, max_new_tokens, say) if bundle is None else given_bundle(bundle, model)
-    return BundleAnswers(found, target_name(open_checkpoint(model)), batch_size, threads)
+    chosen = target_bundle(model, max_new_tokens, say) if bundle is None else given_bundle(bundle, model)
+    return BundleAnswers(chosen, target_name(open_checkpoint(model)), batch_size, threads)

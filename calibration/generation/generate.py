@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...exporter.common.disk_full import full_disk_in
+from ...exporter.common.write_errors import explain_write_errors
 from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.common.locks import only_one
@@ -67,9 +67,9 @@ def generate_data(
         InputError: a bad record, when strict; a shard without any answer before there are others.
     """
     options = options or GenerationOptions()
-    with full_disk_in(out):
+    with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    with full_disk_in(out), only_one(out / LOCK, kept=False):
+    with explain_write_errors(out), only_one(out / LOCK, kept=False):
         say = report or (lambda line: print(line, file=sys.stderr, flush=True))
         shards = -(-len(records) // shard_size)
         run: dict[str, Any] = {
@@ -94,8 +94,8 @@ def generate_data(
         left = Counter(number for number, _ in places)
         lines: dict[int, dict[int, list[str]]] = {number: {} for number in missing}
         done = 0
-        with closing(answers.answer([records[i] for _, i in places], options)) as found:
-            for place, outcome in found:
+        with closing(answers.answer([records[i] for _, i in places], options)) as outcomes:
+            for place, outcome in outcomes:
                 number, index = places[place]
                 record = records[index]
                 if isinstance(outcome, InputError):
@@ -121,8 +121,8 @@ def generate_data(
                 spent = time.perf_counter() - clock
                 rest = spent / done * (len(missing) - done)
                 say(f"shard {number + 1}/{shards}  {tokens / spent:,.0f} tokens/s  {rest:.0f} s left")
-        if problems.found:
-            say(f"{len(problems.found)} record(s) were skipped")
+        if problems.lines:
+            say(f"{len(problems.lines)} record(s) were skipped")
         if lengths:
             say(f"{len(lengths)} answers of fewer than {options.min_answer} tokens were left out")
         if cut:
@@ -130,7 +130,7 @@ def generate_data(
         return Generated(
             shards,
             len(missing),
-            len(problems.found),
+            len(problems.lines),
             written,
             cut,
             tokens,
@@ -146,7 +146,7 @@ def _nothing_written(problems: Problems, lengths: list[int], options: Generation
             f"none of the first {len(lengths)} answer(s) has {options.min_answer} tokens (--min-answer), the longest has "
             f"{max(lengths)}; ask for more with --prompt-suffix, or lower it"
         )
-    return f"none of the first {len(problems.found)} record(s) can be answered; {problems.found[0]}"
+    return f"none of the first {len(problems.lines)} record(s) can be answered; {problems.lines[0]}"
 
 
 def _claim(out: Path, run: dict[str, Any]) -> None:

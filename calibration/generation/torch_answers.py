@@ -44,8 +44,8 @@ class TorchAnswers:
         self, records: Sequence[Record], options: GenerationOptions
     ) -> Generator[tuple[int, Found], None, None]:
         """See `Answers`."""
-        for places, found in self._batches.over(records, lambda some: self._found(some, options)):
-            yield from zip(places, found, strict=True)
+        for places, outcomes in self._batches.over(records, lambda some: self._found(some, options)):
+            yield from zip(places, outcomes, strict=True)
 
     def is_cut(self, answer: Sequence[int]) -> bool:
         """See `Answers`."""
@@ -64,8 +64,8 @@ class TorchAnswers:
             if not bad:
                 raise
         good = [one for i, one in enumerate(records) if i not in bad]
-        found = iter(self._batch(good, options) if good else [])
-        return [bad[i] if i in bad else next(found) for i in range(len(records))]
+        outcomes = iter(self._batch(good, options) if good else [])
+        return [bad[i] if i in bad else next(outcomes) for i in range(len(records))]
 
     def _batch(self, records: Sequence[Record], options: GenerationOptions) -> list[list[tuple[int, ...]]]:
         if not options.temperature:
@@ -85,8 +85,8 @@ class TorchAnswers:
         return None
 
 
-def _draws(seeds: Sequence[int], temperature: float, rows: Sequence[int]) -> LogitsProcessorList:
-    return LogitsProcessorList([Draws([seeds[row] for row in rows], temperature)])
+def _draws(seeds: Sequence[int], temperature: float, batch_indices: Sequence[int]) -> LogitsProcessorList:
+    return LogitsProcessorList([Draws([seeds[batch_index] for batch_index in batch_indices], temperature)])
 
 
 class Draws(LogitsProcessor):

@@ -50,8 +50,8 @@ def _serve(connection: Connection, arrived: queue.SimpleQueue[Any]) -> None:
         wave: Wave = _next(arrived)
         if wave.folder is not None:
             os.chdir(wave.folder)
-        for found in decoding.wave(wave.asked, wave.options):
-            _send(connection, found)
+        for outcome in decoding.wave(wave.asked, wave.options):
+            _send(connection, outcome)
         _send(connection, None)
 
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from .training_options import Options
 
 KINDS: dict[str, tuple[str, str, str]] = {
-    "imitation": ("imitation", "imitation_objective", "ImitationOptions"),
-    "medusa": ("medusa", "medusa_objective", "MedusaOptions"),
+    "imitation": ("imitation_joint", "imitation_objective", "ImitationOptions"),
+    "medusa": ("medusa_joint", "medusa_objective", "MedusaOptions"),
     "eagle": ("eagle", "EagleObjective", "EagleOptions"),
     "eagle3": ("eagle3", "Eagle3Objective", "Eagle3Options"),
     "vispec": ("vispec", "VispecObjective", "VispecOptions"),
 }
-"""Kind → (module, what makes its objective, options class in `<module>_options`). Options are read without importing
+"""Kind → (module, what makes its objective, options class in `<kind>_options`). Options are read without importing
 PyTorch."""
 
 
@@ -29,8 +29,8 @@ def options_of(kind: str) -> type[Options]:
     """The options of a kind. OptionError for one that cannot be trained."""
     if kind not in KINDS:
         raise OptionError(f"--draft {kind!r} cannot be trained; this version trains: {', '.join(KINDS)}")
-    module, _, options = KINDS[kind]
-    return getattr(import_module(f".{module}_options", __name__), options)
+    options = KINDS[kind][2]
+    return getattr(import_module(f".{kind}_options", __name__), options)
 
 
 def objective_for(options: Options, target: LearnedTarget, counts: Counts | None = None) -> Objective:

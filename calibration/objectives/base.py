@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 from ...exporter.drafts.common.base import Draft
-from ...exporter.families.common.base import DecoderShape, Family
+from ...exporter.families.common.base import Family
+from ...exporter.families.common.parts import DecoderShape
 from ..features.features import FeatureSource
 from ..targets.changing import ChangingDecoder
 from ..targets.target import Rows

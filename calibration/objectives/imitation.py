@@ -20,17 +20,6 @@ from .imitation_options import ImitationOptions
 from .teacher_fusion import fusion_for
 
 
-def imitation_objective(
-    options: ImitationOptions, target: LearnedTarget, counts: Counts | None = None
-) -> ImitationObjective:
-    """For a frozen target, row by row or over whole texts, or for one that learns at first."""
-    from .imitation_joint import JointImitationObjective
-
-    if options.changes_target:
-        return JointImitationObjective(options, target, counts)
-    return (AttendingObjective if options.attention_heads else ImitationObjective)(options, target, counts)
-
-
 class ImitationObjective(Objective):
     """Losses of a draft's rows against a target's rows."""
 

@@ -19,9 +19,18 @@ from torch import Tensor
 from ..targets.target import Rows
 from . import losses
 from .base import Counts, LearnedTarget
-from .imitation import ImitationObjective
+from .imitation import AttendingObjective, ImitationObjective
 from .imitation_options import ImitationOptions
 from .joint import JointObjective
+
+
+def imitation_objective(
+    options: ImitationOptions, target: LearnedTarget, counts: Counts | None = None
+) -> ImitationObjective:
+    """For a frozen target, row by row or over whole texts, or for one that learns at first."""
+    if options.changes_target:
+        return JointImitationObjective(options, target, counts)
+    return (AttendingObjective if options.attention_heads else ImitationObjective)(options, target, counts)
 
 
 class JointImitationObjective(JointObjective, ImitationObjective):

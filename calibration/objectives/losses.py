@@ -93,17 +93,12 @@ def smooth_l1(rows: Tensor, wanted: Tensor, beta: float = 1.0) -> Tensor:
     return F.smooth_l1_loss(rows.float(), wanted.float(), beta=beta)
 
 
-def decayed_cross_entropy(draft_logits: Tensor, tokens: Tensor, decay: float = 0.8) -> Tensor:
-    """Cross entropy of heads that look 1, 2, … tokens ahead: Σ_k decay^k · CE_k over the depths k = 1 … K.
+def cross_entropies(draft_logits: Tensor, tokens: Tensor) -> Tensor:
+    """The cross entropy of every head by itself, [K].
 
     Args:
         draft_logits: [N, K, V]. tokens: int64 [N, K]; −100 where the text ends before, which does not count.
     """
-    return decayed(cross_entropies(draft_logits, tokens), decay)
-
-
-def cross_entropies(draft_logits: Tensor, tokens: Tensor) -> Tensor:
-    """The cross entropy of every head by itself, [K]; shapes as `decayed_cross_entropy`."""
     logits = draft_logits.float()
     losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=-100, reduction="none")
     known = (tokens != -100).float()

@@ -26,15 +26,6 @@ BATCH = 64
 """Records that are looked at together while hits are counted."""
 
 
-def medusa_objective(
-    options: MedusaOptions, target: LearnedTarget, counts: Counts | None = None
-) -> MedusaObjective:
-    """Medusa-1, or where the target learns with the heads, Medusa-2."""
-    from .medusa_joint import JointMedusaObjective
-
-    return (JointMedusaObjective if options.joint else MedusaObjective)(options, target, counts)
-
-
 class MedusaObjective(Objective):
     """Medusa-1: the target is frozen. `counts` is asked for where the heads choose from frequent tokens only."""
 

@@ -15,9 +15,17 @@ from torch import Tensor
 
 from ..targets.target import Rows
 from . import losses
-from .base import LearnedTarget
+from .base import Counts, LearnedTarget
 from .joint import JointObjective
 from .medusa import MedusaObjective
+from .medusa_options import MedusaOptions
+
+
+def medusa_objective(
+    options: MedusaOptions, target: LearnedTarget, counts: Counts | None = None
+) -> MedusaObjective:
+    """Medusa-1, or where the target learns with the heads, Medusa-2."""
+    return (JointMedusaObjective if options.joint else MedusaObjective)(options, target, counts)
 
 
 class JointMedusaObjective(JointObjective, MedusaObjective):

@@ -19,7 +19,7 @@ HEAD_WEIGHT = 0.2
 class MedusaOptions(Options):
     """How many heads, what each is made of, how much a far one counts, and whether the target learns with them."""
 
-    heads: int = option(4, "Heads: how many tokens are proposed after the next one.")
+    heads: int = option(4, "Heads: how many tokens are proposed after the next one.", expert=False)
     head_layers: int = option(1, "Residual blocks of each head.")
     head: str = option(
         "own", "own: a copy of the LM head in each; shared: the LM head itself; trimmed: frequent tokens."

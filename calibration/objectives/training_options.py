@@ -23,9 +23,10 @@ def base_rate(lr: float) -> float:
     return min(lr / 4, BASE_LR)
 
 
-def option(default: Any, help: str = "", flag: str | None = None) -> Any:
-    """A dataclass field with its place on the command line; `flag` defaults to the field's name."""
-    return field(default=default, metadata={"help": help, "flag": flag})
+def option(default: Any, help: str = "", flag: str | None = None, expert: bool = True) -> Any:
+    """A dataclass field with its place on the command line; `flag` defaults to the field's name. `expert`: shown by
+    `--help-all` only."""
+    return field(default=default, metadata={"help": help, "flag": flag, "expert": expert})
 
 
 def flag_of(name: str, metadata: Mapping[str, Any]) -> str:
@@ -109,16 +110,18 @@ class Options:
 class LoopOptions(Options):
     """Options of the loop; two runs with equal options, data and target end with equal weights on one CPU."""
 
-    steps: int = option(1500, "Steps of the optimizer.")
-    batch_size: int = option(64, "Records per step, over all processes.")
+    steps: int = option(1500, "Steps of the optimizer.", expert=False)
+    batch_size: int = option(64, "Records per step, over all processes.", expert=False)
     lr: float | None = option(
-        None, "Highest learning rate (default: by the draft's kind and the model's width)."
+        None,
+        "Highest learning rate (default: by the draft's kind and the model's width).",
+        expert=False,
     )
     weight_decay: float = option(0.01, "Decoupled decay of matrices.")
     warmup: int = option(50, "Steps of linear warm-up.")
     clip: float = option(1.0, "Largest gradient norm.")
     clip_value: float | None = option(None, "Largest absolute gradient of one number (default: no limit).")
-    seed: int = option(0, "Of weights and order.")
+    seed: int = option(0, "Seed of weights and order.")
 
     def __post_init__(self) -> None:
         self._at_least(1, "steps", "batch_size")

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...exporter.drafts import open_draft
 from ...exporter.drafts.eagle.eagle import EagleDraft
 from ...exporter.drafts.eagle.eagle_network import EagleConfig
 from ...exporter.drafts.eagle.vispec import VispecDraft, check_family
 from ...exporter.drafts.eagle.vispec_network import VispecConfig, VispecNetwork
+from ...exporter.drafts.folders import open_draft
 from ...runtime.common.errors import ExportError, OptionError
 from ..features.full_sequences import unrolled
 from ..features.vispec_masks import shifted, sight_of

@@ -97,13 +97,13 @@ class Answers:
 
     def measure(self, skip: Sublayers, options: SearchOptions) -> Measured:
         """What decoding these answers would do without `skip`."""
-        eos, found = self.target.eos_token_ids, []
+        eos, stats = self.target.eos_token_ids, []
         for text in self.texts:
             # What no threshold lets pass in so many cycles need not be followed: each moves it by a thousandth at most.
             least = options.confidence_threshold - len(text.tokens) * STEP * (1 - KEPT) - MARGIN
             drafted = chains(self.target, text, skip, options.draft_length, least, together=self._together)
-            found.append(replay(drafted, options.policy(), eos))
-        return Measured(skip, Stats.total(found), self.weights.share(skip))
+            stats.append(replay(drafted, options.policy(), eos))
+        return Measured(skip, Stats.total(stats), self.weights.share(skip))
 
 
 def starts(num_layers: int) -> list[Sublayers]:
@@ -186,7 +186,7 @@ def search(
         records, held = records.split(0.25)
     answers = Answers(target, records)
     report(f"{len(answers.texts)} answers, {2 * target.num_layers} sublayers")
-    found = best_set(
+    best = best_set(
         lambda skip: answers.measure(skip, options).speedup,
         target.num_layers,
         options.trials,
@@ -195,12 +195,12 @@ def search(
         report,
     )
     draft = DraftAndVerify(
-        skip=found,
+        skip=best,
         target={"name": target.name, "fingerprint": target.fingerprint, "num_layers": target.num_layers},
         provenance=provenance() | {"search": asdict(options), "records": records.identity()},
         evaluation={
-            "searched": answers.measure(found, options).to_dict(),
-            "held_out": Answers(target, held).measure(found, options).to_dict(),
+            "searched": answers.measure(best, options).to_dict(),
+            "held_out": Answers(target, held).measure(best, options).to_dict(),
         },
     )
     draft.save(out)

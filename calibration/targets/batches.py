@@ -40,15 +40,15 @@ class Batches:
         at, asked = 0, self.size
         while at < len(items):
             places = range(at, min(at + self.size, len(items)))
-            found = self._tried(items[at : places.stop], run)
-            if found is None:
+            result = self._tried(items[at : places.stop], run)
+            if result is None:
                 self.size = (len(places) + 1) // 2
                 continue
             if self.size < asked:
                 begin = f"; {self._flag} {self.size} begins with as many" if self._flag else ""
                 self._report(f"memory ran out with {asked} {self._what} at once: now {self.size}{begin}")
                 asked = self.size
-            yield places, found[0]
+            yield places, result[0]
             at = places.stop
 
     def _tried(self, items: Sequence[Item], run: Callable[[Sequence[Item]], Result]) -> tuple[Result] | None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from ...exporter.checkpoint import fingerprint
-from ...exporter.checkpoint.changed import ChangedTensors, Origin, write_changed
+from ...exporter.checkpoint import Checkpoint, fingerprint
+from ...exporter.checkpoint.changed import ChangedTensors, write_changed
+from ...exporter.checkpoint.origin import Origin
 from ...exporter.checkpoint.tensors import TensorFiles
-
-if TYPE_CHECKING:
-    from .target import Target
+from ...exporter.families.common.parts import Parts
 
 
 class ChangingDecoder:
@@ -24,24 +22,22 @@ class ChangingDecoder:
     and prompts never changes.
     """
 
-    def __init__(self, target: Target) -> None:
-        """Raises UnsupportedModelError where a parameter is stored in a form that it cannot be written back in."""
-        parts = target.family.parts(target.model)
+    def __init__(self, checkpoint: Checkpoint, model: nn.Module, parts: Parts, origin: Origin) -> None:
+        """`model` of `checkpoint`, its `parts`, and what is said of it in what is written. Raises UnsupportedModelError where a parameter is stored in a form that it cannot be written back in."""
         kept = set() if parts.encoder is None else {id(p) for p in parts.encoder.parameters()}
         inside = {
             id(p) for module in (parts.layers, parts.final_norm, parts.lm_head) for p in module.parameters()
         }
-        self.checkpoint = target.checkpoint
-        self.origin = Origin.of(target.checkpoint, target.name, target.fingerprint)
+        self.checkpoint, self.origin = checkpoint, origin
         self._stored: dict[str, nn.Parameter] = {}
         """Tensor on disk → parameter; several where a checkpoint stores a tied table more than once."""
-        found: dict[int, nn.Parameter] = {}
+        parameters: dict[int, nn.Parameter] = {}
         names = self.checkpoint.names
-        for name, parameter in target.model.named_parameters(remove_duplicate=False):
+        for name, parameter in model.named_parameters(remove_duplicate=False):
             if id(parameter) in inside - kept:
                 self._stored[names.find(name) or names.stored(name)] = parameter
-                found[id(parameter)] = parameter
-        self.parameters = list(found.values())
+                parameters[id(parameter)] = parameter
+        self.parameters = list(parameters.values())
 
     @property
     def tensors(self) -> ChangedTensors:

@@ -3,87 +3,42 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ...exporter.checkpoint.origin import Origin
 from ...exporter.checkpoint.whole import load_whole
-from ...exporter.families.common.base import DecoderShape, Family, ReferencePrompt
+from ...exporter.families.common.base import Family
+from ...exporter.families.common.parts import DecoderShape, ReferencePrompt
 from ...exporter.families.common.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
 from ...exporter.pipeline.generation import describe_generation
 from ...exporter.pipeline.text import end_tokens
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.images.video import Video
-from ..common.processes import join_processes, launched_processes
 from ..data.layout import prompt_of
 from ..data.reading.records import Record
 from .changing import ChangingDecoder
+from .devices import find_device
+from .image_places import pictures_of, placeholder_tokens
+from .teacher_forcing import Rows, Texts, layer_outputs
 
 FUSED = 4  # how many last residuals FastVLM fuses
-Span: TypeAlias = "tuple[int, int, int]"
-"""A picture or a video among the rows that a decoder reads: the token that holds its place, the first place, the end."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Rows:
-    """Rows of a target at the positions where a draft may propose.
-
-    Row r saw the text up to its own input token; `tokens[r]` is what follows in the text. The first
-    answer token is not among them, unless it was asked for: prefill emits it.
-    """
-
-    trunk: Tensor  # [N, E] after layer n
-    residuals: Tensor  # [N, K, E] after the last K layers, before the final norm
-    tokens: Tensor  # int64 [N]
-    records: Tensor  # int64 [N], index into the batch of records
-    positions: Tensor  # int64 [N], index of the token in its answer, from 1 (0 is the one that prefill emits)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def select(self, kept: Tensor) -> Rows:
-        """The rows of a bool [N]."""
-        return Rows(*(getattr(self, one.name)[kept] for one in fields(self)))
-
-
-@dataclass
-class Texts:
-    """Whole texts of B records, prompts included: for drafts that look back at what they read.
-
-    Place t of a record is the target's row at position t with the token that follows it there; places behind its end are
-    zero. A draft may learn from place t where the token after that one is the target's to say and not the first of an
-    answer, which prefill emits.
-    """
-
-    hidden: Tensor  # [B, T, E] after the last layer, before the final norm
-    embedded: Tensor  # [B, T, E] the embedding of the token that follows
-    tokens: Tensor  # int64 [B, T] that token
-    learned: Tensor  # bool [B, T] places whose next row, and the token that it says, are known and part of an answer
-    pictures: list[
-        list[tuple[int, Tensor]]
-    ]  # of each record: position of a picture's or video's first row, and its rows [time steps, n, E]
-    taps: Mapping[int, Tensor] = field(default_factory=dict)  # number of layers → [B, T, E] after them
-    lengths: Sequence[int] = ()  # places of each text
-
-    def __len__(self) -> int:
-        return int(self.learned.sum())
 
 
 class Target:
     """A trained model of any supported family; frozen, unless a training asks for `changing`.
 
-    `generate` and `rows` take records; `head` maps rows before the final norm to logits. Where the model's modules are
-    and how a request is laid out comes from its family.
+    `generate` and `rows` take records; `head` maps hidden states before the final norm to logits. Where the model's
+    modules are and how a request is laid out comes from its family.
     """
 
     def __init__(self, family: Family, model: nn.Module, device: torch.device) -> None:
@@ -96,7 +51,7 @@ class Target:
         parts = family.parts(self.model)
         self.layers, self.final_norm, self.lm_head = parts.layers, parts.final_norm, parts.lm_head
         self.logit_scale, self.embed = parts.logit_scale, parts.embed
-        self._vision_output, self._image_rows = parts.vision_output, parts.image_embeds
+        self._vision_output, self._image_embeds = parts.vision_output, parts.image_embeds
 
     @property
     def fingerprint(self) -> str:
@@ -131,7 +86,7 @@ class Target:
         return self.lm_head(self.features(rows))
 
     def features(self, rows: Tensor) -> Tensor:
-        """What the LM head reads: rows [..., E] through the final norm, scaled where the model does that."""
+        """What the LM head reads: hidden states [..., E] through the final norm, scaled where the model does that."""
         normed = self.final_norm(rows)
         return normed if self.logit_scale == 1.0 else normed * self.logit_scale
 
@@ -157,12 +112,12 @@ class Target:
     def check_prompt(self, record: Record) -> None:
         """InputError for a prompt that writes the token which stands for a row of a picture or of a video; nothing else is
         looked at."""
-        if self._marks:
+        if placeholder_tokens(self.family):
             for text in (record.prompt or "", *(words for _, words in record.history)):
                 self._check_ids(record, "prompt", self.tokenizer(text)["input_ids"])
 
     def _check_ids(self, record: Record, what: str, ids: Sequence[int]) -> None:
-        for token in self._marks:
+        for token in placeholder_tokens(self.family):
             if token in ids:
                 written = self.tokenizer.convert_ids_to_tokens(token)
                 kind = "an image" if token == self.family.image_token_id else "a video"
@@ -203,7 +158,9 @@ class Target:
                 logits_processor=None if processors is None else processors(group),
             )
             first = max(len(decoder_prefix(prompts[i])) for i in group)
-            answers |= {i: self._cut(row) for i, row in zip(group, output[:, first:].tolist(), strict=True)}
+            answers |= {
+                i: self._cut(tokens) for i, tokens in zip(group, output[:, first:].tolist(), strict=True)
+            }
         return [answers[i] for i in range(len(records))]
 
     @property
@@ -211,13 +168,14 @@ class Target:
         """What fills short rows."""
         return pad_id(self.family)
 
-    def _cut(self, row: list[int]) -> tuple[int, ...]:
-        ends = [row.index(e) for e in self.eos_token_ids if e in row]
-        return tuple(row[: min(ends) + 1] if ends else row)
+    def _cut(self, tokens: list[int]) -> tuple[int, ...]:
+        ends = [tokens.index(e) for e in self.eos_token_ids if e in tokens]
+        return tuple(tokens[: min(ends) + 1] if ends else tokens)
 
     def changing(self) -> ChangingDecoder:
         """The part of this model that a joint training changes, in place."""
-        return ChangingDecoder(self)
+        origin = Origin(self.name, self.fingerprint, self.checkpoint.default_prompt)
+        return ChangingDecoder(self.checkpoint, self.model, self.family.parts(self.model), origin)
 
     def rows(
         self, records: Sequence[Record], layers: Sequence[int], first: bool = False
@@ -231,16 +189,9 @@ class Target:
             rows with the trunk of `layers[0]`, and the trunk rows [N, E] of every asked layer.
         """
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
-        kept: dict[int, Tensor] = {}
         wanted = {*layers, *range(max(1, self.num_layers - FUSED + 1), self.num_layers + 1)}
-        handles = [self.layers[i - 1].register_forward_hook(_keep(kept, i)) for i in wanted]
-        # Logits of every row would take more memory than all else, and nobody reads them.
-        handles.append(self.lm_head.register_forward_pre_hook(lambda _, rows: (rows[0][:, :1],)))
-        try:
+        with layer_outputs(self.layers, wanted, self.lm_head) as kept:
             starts = self._forward(prompts, answers)
-        finally:
-            for handle in handles:
-                handle.remove()
         batch, slots, tokens, positions = [], [], [], []
         for b, answer in enumerate(answers):
             begin = 0 if first else 1
@@ -267,74 +218,31 @@ class Target:
     def texts(self, records: Sequence[Record], taps: Sequence[int] = ()) -> Texts:
         """The records' texts behind their prompts, teacher-forced; also the rows after `taps` layers."""
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
-        kept: dict[int, Tensor] = {}
-        image_rows: list[Tensor] = []
-        handles = [
-            self.layers[-1].register_forward_hook(_keep(kept, 0)),
-            *(self.layers[tap - 1].register_forward_hook(_keep(kept, tap)) for tap in set(taps)),
-            self.lm_head.register_forward_pre_hook(lambda _, rows: (rows[0][:, :1],)),
-        ]
-        if self._vision_output is not None and self._image_rows is not None:
-            read = self._image_rows
-            handles.append(
-                self._vision_output.register_forward_hook(lambda *seen: image_rows.append(read(seen[-1])))
-            )
-        try:
+        image_embeds: list[Tensor] = []
+        with layer_outputs(self.layers, {*taps, self.num_layers}, self.lm_head) as kept, ExitStack() as stack:
+            if self._vision_output is not None and self._image_embeds is not None:
+                read = self._image_embeds
+                stack.callback(
+                    self._vision_output.register_forward_hook(
+                        lambda *seen: image_embeds.append(read(seen[-1]))
+                    ).remove
+                )
             with torch.no_grad():
                 starts = self._forward(prompts, answers)
-        finally:
-            for handle in handles:
-                handle.remove()
-        hidden = kept[0].clone()
+        hidden = kept[self.num_layers].clone()
         tapped = {tap: kept[tap].clone() for tap in set(taps)}
         tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=self.device)
         learned = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=self.device)
-        pictures: list[list[tuple[int, Tensor]]] = []
         lengths: list[int] = []
-        spans = [self._spans(prompt) for prompt in prompts]
-        flat = [rows.reshape(-1, rows.shape[-1]) for rows in image_rows]
-        left = self._by_kind(torch.cat(flat), spans) if any(spans) else {}
         for b, (prompt, answer, start) in enumerate(zip(prompts, answers, starts, strict=True)):
-            steps = iter(prompt.video_steps)
-            pictures.append([])
-            for mark, first, end in spans[b]:
-                count = next(steps) if mark == self.family.video_token_id else 1
-                own = left[mark][: end - first].clone()
-                pictures[-1].append((first, own.reshape(count, -1, own.shape[-1])))
-                left[mark] = left[mark][end - first :]
             ids = (*decoder_prefix(prompt), *answer)[1:]
             lengths.append(len(ids))
             tokens[b, : len(ids)] = torch.tensor(ids, device=self.device)
-            for rows in (hidden, *tapped.values()):
-                rows[b, len(ids) :] = 0
+            for hidden_states in (hidden, *tapped.values()):
+                hidden_states[b, len(ids) :] = 0
             learned[b, start : len(ids) - 1] = True
+        pictures = pictures_of(self.family, prompts, image_embeds)
         return Texts(hidden, self.embed(tokens), tokens, learned, pictures, tapped, lengths)
-
-    @property
-    def _marks(self) -> tuple[int, ...]:
-        """Tokens that hold the places of the rows of pictures and of videos, in the order in which the tower reads these."""
-        known = (self.family.image_token_id, self.family.video_token_id)
-        return tuple(mark for mark in known if mark is not None)
-
-    def _spans(self, prompt: ReferencePrompt) -> list[Span]:
-        """Every picture and video among the rows that the decoder reads."""
-        if self.decoder.cross_attention:
-            return []
-        found: list[Span] = []
-        at = 0
-        for token, run in groupby(decoder_prefix(prompt)):
-            end = at + len(list(run))
-            if token in self._marks:
-                found.append((token, at, end))
-            at = end
-        return found
-
-    def _by_kind(self, rows: Tensor, spans: Sequence[Sequence[Span]]) -> dict[int, Tensor]:
-        """What the tower gave of a batch, by what holds its place: it reads all pictures, then all videos."""
-        sizes = [
-            sum(end - first for own in spans for m, first, end in own if m == mark) for mark in self._marks
-        ]
-        return dict(zip(self._marks, rows.split(sizes), strict=True))
 
     def _forward(self, prompts: Sequence[ReferencePrompt], answers: Sequence[tuple[int, ...]]) -> list[int]:
         """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per prompt."""
@@ -392,43 +300,3 @@ def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target
     for notice in family.checkpoint.notices:
         log.info("%s", notice)
     return Target(family, load_whole(family.checkpoint), place)
-
-
-def find_device(device: str | torch.device) -> torch.device:
-    """What `--device` names; `auto` is this process's CUDA GPU where there is one, else the CPU. Of several processes each has
-    a GPU of its own, also for `cuda`.
-
-    Raises OptionError for a name that is none, for a GPU that PyTorch does not find, for one that several processes
-    would share, and as `join_processes`.
-    """
-    if device == "auto":
-        cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
-        return torch.device(join_processes(cpu=cpu).device or "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise OptionError(f"--device {str(device)!r:.80} is not auto, cpu or cuda[:N]") from error
-    if found.type not in ("cpu", "cuda"):
-        raise OptionError(f"--device {device} is not auto, cpu or cuda[:N]")
-    count = torch.cuda.device_count() if found.type == "cuda" else 1
-    if found.type == "cuda" and (not torch.cuda.is_available() or (found.index or 0) >= count):
-        have = f"{count} GPU(s)" if torch.cuda.is_available() else "no GPU"
-        raise OptionError(
-            f"--device {device}: PyTorch {torch.__version__} finds {have} here; give --device cpu, or install a PyTorch "
-            "for this machine's GPU"
-        )
-    several = (launched_processes() or 1) > 1
-    if several and found.type == "cuda" and found.index is not None:
-        raise OptionError(
-            f"--device {device} is one GPU for all processes of the training; --device cuda gives each its own"
-        )
-    if several and found.type == "cuda":
-        return torch.device(join_processes(cpu=False).device or found)
-    return found
-
-
-def _keep(store: dict[int, Tensor], layer: int) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: object, output: Any) -> None:
-        store[layer] = output[0] if isinstance(output, tuple) else output
-
-    return hook

@@ -36,6 +36,9 @@ def with_option_flags(command: Callable[..., None]) -> Callable[..., None]:
     ]
     run.__signature__ = signature.replace(parameters=[*own, *flags.values()])  # type: ignore[attr-defined]
     run.__doc__, run.__name__ = command.__doc__, command.__name__
+    run.expert = {  # type: ignore[attr-defined]
+        name for name, kinds in _fields().items() if next(iter(kinds.values())).metadata.get("expert")
+    }
     return run
 
 
@@ -85,5 +88,7 @@ def _flag(kinds: Mapping[str, Field[Any]], hint: Any) -> inspect.Parameter:
         one.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[hint | None, typer.Option(declared, help=text, show_default=False)],
+        annotation=Annotated[
+            hint | None, typer.Option(declared, help=text, show_default=False, rich_help_panel="Training")
+        ],
     )

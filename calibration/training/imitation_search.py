@@ -8,20 +8,18 @@ is weighed: the result is the front of the shapes that no other one beats in bot
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import PartialState
 
-from ...exporter.common.disk_full import full_disk_in
-from ...exporter.drafts.imitation.imitation_network import ACTIVATIONS, NORMS, ImitationConfig
+from ...exporter.common.write_errors import explain_write_errors
+from ...exporter.drafts.imitation.imitation_network import ImitationConfig
 from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import OptionError
 from ..common.provenance import provenance
@@ -29,112 +27,12 @@ from ..data.reading.records import RecordSet
 from ..features.features import FeatureSource, in_batches
 from ..objectives import losses
 from ..objectives.imitation_options import ImitationOptions
-from ..objectives.training_options import LoopOptions, flag_of
+from ..objectives.training_options import LoopOptions
 from ..targets.target import Target
-from .run import feature_source, train_draft, usable_records
-
-if TYPE_CHECKING:
-    import optuna
+from .run import FeatureCache, Schedule, feature_source, train_draft, usable_records
+from .search_space import SPACE, Trial, folder_name, front, propose, searched, told
 
 FILE = "search.json"
-ASKED = 20
-"""Times that the estimator is asked for a shape that was not tried, before one is drawn of those that are left."""
-SPACE: dict[str, tuple[Any, ...]] = {
-    "num_linear": (1, 2),
-    "norm": NORMS,
-    "residual": (True, False),
-    "activation": tuple(ACTIVATIONS),
-    "attention_heads": (0, 4),
-}
-"""Option of the network → what is tried. One linear layer has no activation behind it; how many heads share the width of an
-attention costs nothing, so that one number stands for all."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A shape, options of `ImitationConfig`, with the agreement that a short training reached on validation data, and its
-    FLOPs per row."""
-
-    shape: Mapping[str, Any]
-    agreement: float
-    flops: int
-
-
-def front(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that no other one beats, as good in both objectives and better in one; cheapest first."""
-    kept = [
-        t
-        for t in trials
-        if not any(
-            o.agreement >= t.agreement
-            and o.flops <= t.flops
-            and (o.agreement, o.flops) != (t.agreement, t.flops)
-            for o in trials
-        )
-    ]
-    return sorted(kept, key=lambda t: (t.flops, -t.agreement))
-
-
-def searched(shape: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
-    """Names of `SPACE` that a trial chooses, where it chose `shape` so far."""
-    linear = shape.get("num_linear")
-    return [name for name in SPACE if name not in fixed and not (name == "activation" and linear == 1)]
-
-
-def shapes(fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All that have the options `fixed`."""
-    found: list[dict[str, Any]] = []
-    for values in itertools.product(*SPACE.values()):
-        shape = {**dict(zip(SPACE, values, strict=True)), **fixed}
-        if "activation" not in searched(shape, fixed):
-            shape["activation"] = fixed.get("activation", "none")
-        if shape not in found:
-            found.append(shape)
-    return found
-
-
-def propose(trials: Sequence[Trial], fixed: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
-    """The shape to try after `trials`, with the options `fixed`: one that was not tried; None where all were."""
-    import optuna
-
-    tried = [trial.shape for trial in trials]
-    left = [shape for shape in shapes(fixed) if shape not in tried]
-    if not left:
-        return None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        directions=["maximize", "minimize"],
-        sampler=optuna.samplers.TPESampler(seed=_mixed(seed, len(trials))),
-    )
-    for past in trials:
-        names = searched(past.shape, fixed)
-        study.add_trial(
-            optuna.trial.create_trial(
-                params={name: past.shape[name] for name in names},
-                distributions={
-                    name: optuna.distributions.CategoricalDistribution(SPACE[name]) for name in names
-                },
-                values=[past.agreement, float(past.flops)],
-            )
-        )
-    for _ in range(ASKED):
-        shape = _suggested(study.ask(), fixed)
-        if shape not in tried:
-            return shape
-    return random.Random(_mixed(seed, len(trials))).choice(left)
-
-
-def _suggested(trial: optuna.Trial, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    shape: dict[str, Any] = {"activation": "none", **fixed}
-    for name in SPACE:  # in this order: whether there is an activation follows from the number of layers
-        if name in searched(shape, fixed):
-            shape[name] = trial.suggest_categorical(name, SPACE[name])
-    return {name: shape[name] for name in SPACE}
-
-
-def _mixed(seed: int, number: int) -> int:
-    """A seed of each trial's own, far from those of its neighbours."""
-    return (seed * 1_000_003 + number * 7919) % 2**32
 
 
 def search_shapes(
@@ -146,11 +44,8 @@ def search_shapes(
     trials: int,
     out: Path,
     validation: RecordSet | None = None,
-    cache: Path | None = None,
-    cache_dtype: str = "float16",
-    eval_every: int = 250,
-    save_every: int = 100,
-    restart: bool = False,
+    cache: FeatureCache | None = None,
+    schedule: Schedule | None = None,
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> dict[str, Any]:
     """Runs, or continues, a search of `trials` trials, and returns the document that `out/search.json` holds.
@@ -179,45 +74,30 @@ def search_shapes(
     if set(fixed) >= set(searched(fixed, {})):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise OptionError(f"--search has nothing to choose: leave out one of {flags}")
-    cache = cache or out / "features"
-    with full_disk_in(out):
+    schedule, cache = schedule or Schedule(), cache or FeatureCache()
+    cache = replace(cache, folder=cache.folder or out / "features")
+    with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         identity = _identity(target, records, validation, own, loop, fixed)
-        found = [] if restart else _stored(out, identity)
-        exit_ = _early_exit(target, records, validation, own.layer, cache, cache_dtype)
+        results = [] if schedule.restart else _stored(out, identity)
+        exit_ = _early_exit(target, records, validation, own.layer, cache)
         report(f"the early exit agrees with the target in {exit_:.4f} of {target.name}'s validation tokens")
         while True:
-            document = _document(target, identity, exit_, found)
+            document = _document(target, identity, exit_, results)
             if PartialState().is_main_process:
                 with atomic_write(out / FILE) as file:
                     file.write((json.dumps(document, indent=1) + "\n").encode())
-            shape = propose(found, fixed, loop.seed) if len(found) < trials else None
+            shape = propose(results, fixed, loop.seed) if len(results) < trials else None
             if shape is None:
                 return document
-            last = _trained(
-                target, records, replace(own, **shape), loop, out, validation, cache, cache_dtype, eval_every,
-                save_every, restart,
-            )  # fmt: skip
-            found.append(last)
+            folder = out / "trials" / folder_name(shape)
+            network = replace(own, **shape)
+            draft = train_draft(target, records, network, loop, folder, validation, cache, schedule)
+            last = _trial(target.hidden_size, shape, draft)
+            results.append(last)
             report(
-                f"trial {len(found)}/{trials}: {told(shape)}: agreement {last.agreement:.4f}, {last.flops:,} FLOPs"
+                f"trial {len(results)}/{trials}: {told(shape)}: agreement {last.agreement:.4f}, {last.flops:,} FLOPs"
             )
-
-
-def folder_name(shape: Mapping[str, Any]) -> str:
-    """Of a trial. Searches from before there was an attention have folders of the same names for shapes without."""
-    named = {name: value for name, value in shape.items() if name != "attention_heads" or value}
-    return "-".join(str(value).lower() for value in named.values())
-
-
-def told(shape: Mapping[str, Any]) -> str:
-    """The flags of `vlmexport train` that give a network this shape."""
-    metadata = {one.name: one.metadata for one in fields(ImitationOptions)}
-    words = []
-    for name, value in shape.items():
-        flag = flag_of(name, metadata[name])
-        words.append(f"{flag} {value}" if type(value) is not bool else flag if value else f"--no-{flag[2:]}")
-    return " ".join(words)
 
 
 def table(document: Mapping[str, Any]) -> list[str]:
@@ -228,26 +108,10 @@ def table(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _trained(
-    target: Target,
-    records: RecordSet,
-    own: ImitationOptions,
-    loop: LoopOptions,
-    out: Path,
-    validation: RecordSet | None,
-    cache: Path,
-    cache_dtype: str,
-    eval_every: int,
-    save_every: int,
-    restart: bool,
-) -> Trial:
-    shape = {name: getattr(own, name) for name in SPACE}
-    folder = out / "trials" / folder_name(shape)
-    draft = train_draft(
-        target, records, own, loop, folder, validation, cache, cache_dtype, eval_every, save_every, restart
-    )
-    config = ImitationConfig(target.hidden_size, **shape)
-    return Trial(shape, draft.evaluation["validation"]["agreement"], config.flops)  # type: ignore[attr-defined]
+def _trial(width: int, shape: Mapping[str, Any], draft: Any) -> Trial:
+    shape = {name: shape[name] for name in SPACE}
+    config = ImitationConfig(width, **shape)
+    return Trial(shape, draft.evaluation["validation"]["agreement"], config.flops)
 
 
 @torch.no_grad()
@@ -256,17 +120,16 @@ def _early_exit(
     records: RecordSet,
     validation: RecordSet | None,
     layer: int,
-    cache: Path,
-    dtype: str,
+    cache: FeatureCache,
 ) -> float:
     """Its agreement on the validation's rows."""
     target.check_layer(layer)
     held = usable_records(target, records.split(0.05)[1] if validation is None else validation)
-    source: FeatureSource = feature_source(target, held, layer, cache, dtype)
+    source: FeatureSource = feature_source(target, held, layer, cache.folder, cache.dtype)
     right = total = 0
     for rows in in_batches(source, 64):
-        found = losses.agreement(target.head(rows.trunk), target.head(rows.residuals[:, -1]))
-        right, total = right + int(found.sum()), total + len(rows)
+        matches = losses.agreement(target.head(rows.trunk), target.head(rows.residuals[:, -1]))
+        right, total = right + int(matches.sum()), total + len(rows)
     return right / max(1, total)
 
 
@@ -319,7 +182,7 @@ def _shape_of(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _document(
-    target: Target, identity: Mapping[str, Any], early_exit: float, found: Sequence[Trial]
+    target: Target, identity: Mapping[str, Any], early_exit: float, trials: Sequence[Trial]
 ) -> dict[str, Any]:
     return {
         "schema_version": 1,
@@ -327,8 +190,8 @@ def _document(
         "target": {"name": target.name, "fingerprint": target.fingerprint},
         "layer": identity["layer"],
         "early_exit": early_exit,
-        "front": [asdict(trial) for trial in front(found)],
-        "trials": [asdict(trial) for trial in found],
+        "front": [asdict(trial) for trial in front(trials)],
+        "trials": [asdict(trial) for trial in trials],
         "search": dict(identity),
         "provenance": provenance(),
     }

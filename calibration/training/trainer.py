@@ -5,9 +5,7 @@ It knows no draft kind: an `Objective` brings the network, the loss and the draf
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,11 +16,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from ...exporter.drafts import open_draft
 from ...exporter.drafts.common.base import Draft
+from ...exporter.drafts.folders import open_draft
 from ...exporter.output import whole_folder
 from ...exporter.output.leftovers import remove_leftovers
-from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import DivergedError
 from ...runtime.common.locks import only_one
 from ..common.processes import all_summed, check_shared, join_processes, wait_for_all
@@ -30,51 +27,12 @@ from ..common.provenance import provenance
 from ..features.features import Source, in_batches
 from ..objectives.base import LearnedTarget, Objective
 from ..objectives.training_options import LoopOptions
+from .schedule import batch_indices, learning_rate
 from .state import forget_state, load_state, save_state
+from .training_log import TrainingLog, cut_log
 
 LOCK = "lock"
 """A file of a run's folder, held by the process that writes there."""
-LOG = "log.jsonl"
-"""A file of a run's folder: a line of JSON for each step that is told, and for each validation."""
-
-
-def learning_rate(
-    step: int, options: LoopOptions, peak: float | None = None, start: int = 0, end: int | None = None
-) -> float:
-    """0 before `start`, linear warm-up over `warmup` steps to `peak` (default: the run's), then half a cosine to 0 at
-    step `end` (default: the last one), and 0 from there on."""
-    peak = options.lr if peak is None else peak
-    end = options.steps if end is None else end
-    assert peak is not None
-    if not start <= step < end:
-        return 0.0
-    warm = start + options.warmup
-    if step < warm:
-        return peak * (step - start + 1) / (options.warmup + 1)
-    done = (step - warm) / max(1, end - warm)
-    return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-def batch_indices(step: int, size: int, options: LoopOptions) -> list[int]:
-    """Records of one step: consecutive pieces of a shuffle per epoch, a function of (seed, step) alone."""
-    count = min(options.batch_size, size)
-    per_epoch = size // count
-    epoch, piece = divmod(step, per_epoch)
-    order = np.random.default_rng([options.seed, epoch]).permutation(size)
-    return order[piece * count : (piece + 1) * count].tolist()
-
-
-def lines_until(log: bytes, step: int) -> bytes:
-    """The lines of a log up to those of `step`; without one that a kill cut off, and without all behind it."""
-    kept = []
-    for line in log.splitlines(keepends=True):
-        try:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
-                break
-        except (ValueError, KeyError, TypeError):
-            break
-        kept.append(line)
-    return b"".join(kept)
 
 
 class Trainer:
@@ -109,12 +67,12 @@ class Trainer:
         self.target, self.out = target, out
         self.source, self.validation = source, validation
         self.eval_every, self.save_every, self.log_every = eval_every, save_every, log_every
-        self.report = report or (lambda line: print(line, file=sys.stderr, flush=True))
         cpu = torch.device(device).type == "cpu"
         join_processes(cpu)
         self.accelerator = Accelerator(cpu=cpu)
         torch.manual_seed(options.seed)
         self.objective = build(target).to(self.accelerator.device)
+        self._log = TrainingLog(out, self.objective.shown, self.accelerator.is_main_process, report)
         self.options = options.with_rate(self.objective.learning_rate(target.hidden_size))
         self.objective.options = self.objective.options.completed(self.options)
         self.all_options = {**self.objective.options.to_dict(), **self.options.to_dict()}
@@ -150,13 +108,13 @@ class Trainer:
             optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["rng"])
             self.step, self.best = state["step"], state["best"]
-            self._say(f"resumed at step {self.step}/{options.steps}")
+            self._log.say(f"resumed at step {self.step}/{options.steps}")
         if self.accelerator.is_main_process:
             self._begin(restart)
         optimizer = self.accelerator.prepare(optimizer)
         if self.objective.notice:
-            self._say(self.objective.notice)
-        board = self._board()
+            self._log.say(self.objective.notice)
+        self._log.open_board(self.step)
         start, clock, since, seen = self.step, time.perf_counter(), time.perf_counter(), 0
         while self.step < options.steps and (stop_after is None or self.step - start < stop_after):
             parts, count = self._one_step(optimizer)
@@ -166,25 +124,25 @@ class Trainer:
             if (self.step % self.log_every == 0 or last) and parts:
                 now = time.perf_counter()
                 left = (now - clock) / (self.step - start) * (options.steps - self.step)
-                self._log("train", parts, board, tokens_per_second=round(seen / (now - since)))
-                self._say(self._line(parts, seen / (now - since), left))
+                rate = seen / (now - since)
+                self._log.write("train", self.step, parts, tokens_per_second=round(rate))
+                self._log.say(self._log.step_line(self.step, options.steps, parts, rate, left))
                 since, seen = now, 0
             if self.step % self.eval_every == 0 or last:
-                self._validate(board)
+                self._validate()
             if self.step % self.save_every == 0 or last:
                 self._save(optimizer)
-        if board is not None:
-            board.close()
+        self._log.close()
         wait_for_all()
         if self.step < options.steps:
             return self._draft({})
         self.objective.restore(self.out / "best")
         best = open_draft(self.out / "best")
-        found = self.objective.finished(best, self.validation, self.target)
-        if found is not best and self.accelerator.is_main_process:
-            self._write(found, "best")
+        draft = self.objective.finished(best, self.validation, self.target)
+        if draft is not best and self.accelerator.is_main_process:
+            self._write(draft, "best")
         wait_for_all()
-        return found
+        return draft
 
     def _begin(self, restart: bool) -> None:
         """Leaves in the folder what belongs to the step that the run begins with: a run that was killed was further, and logs
@@ -193,11 +151,7 @@ class Trainer:
             forget_state(self.out)
         for name in ("best", "last"):
             remove_leftovers(self.out / name)
-        log = self.out / LOG
-        if log.exists():
-            kept = lines_until(log.read_bytes(), self.step)
-            with atomic_write(log) as out:
-                out.write(kept)
+        cut_log(self.out, self.step)
 
     def _write(self, draft: Draft, name: str) -> None:
         """Replaces the folder of a draft as a whole: its files belong together."""
@@ -239,8 +193,8 @@ class Trainer:
             self.accelerator.clip_grad_norm_(own, options.clip)
         optimizer.step()
         optimizer.zero_grad()
-        found = {k: v.item() for k, v in parts.items()}
-        return (found | rates if found else {}), count
+        values = {k: v.item() for k, v in parts.items()}
+        return (values | rates if values else {}), count
 
     def _draw_apart(self) -> None:
         """Lets each of several processes draw numbers of its own (noise on what is learned from), those of this step
@@ -257,11 +211,11 @@ class Trainer:
                 f"{self.options.lr:g}) and begin anew with --restart"
             )
 
-    def _summed(self, rows: int) -> int:
+    def _summed(self, count: int) -> int:
         """Over all processes."""
         if self.accelerator.num_processes == 1:
-            return rows
-        return int(all_summed(torch.tensor(rows, device=self.accelerator.device)).item())
+            return count
+        return int(all_summed(torch.tensor(count, device=self.accelerator.device)).item())
 
     def _sum_gradients(self) -> None:
         """Let every process have the sum of all gradients, also one whose own batch was empty."""
@@ -271,7 +225,7 @@ class Trainer:
             p.grad = grad.view_as(p).clone()
 
     @torch.no_grad()
-    def _validate(self, board: Any) -> None:
+    def _validate(self) -> None:
         """Means over rows; keeps the draft with the highest score as `best/`."""
         self.objective.eval()
         sums: dict[str, float] = {}
@@ -284,13 +238,9 @@ class Trainer:
         means = {name: value / max(1, total) for name, value in sums.items()}
         if total:
             self._check_loss(means["loss"])
-        self._log("validation", means, board)
+        self._log.write("validation", self.step, means)
         better = self.objective.score(means)
-        shown = "".join(f", {label} {means[part]:.4f}" for label, part in self.objective.shown.items())
-        self._say(
-            f"step {self.step}: validation loss {means['loss']:.4f}{shown}"
-            + (" (best)" if better > self.best else "")
-        )
+        self._log.say(self._log.validation_line(self.step, means) + (" (best)" if better > self.best else ""))
         if better > self.best:
             self.best = better
             if self.accelerator.is_main_process:
@@ -317,34 +267,3 @@ class Trainer:
     def _draft(self, evaluation: dict[str, Any]) -> Draft:
         made = {"options": self.all_options, "processes": self.accelerator.num_processes}
         return self.objective.draft(provenance() | made, evaluation)
-
-    def _line(self, parts: dict[str, float], rate: float, left: float) -> str:
-        minutes, seconds = divmod(round(left), 60)
-        shown = "".join(f"  {label} {parts[part]:.4f}" for label, part in self.objective.shown.items())
-        return (
-            f"step {self.step}/{self.options.steps}  loss {parts['loss']:.4f}{shown}  {rate:,.0f} tokens/s  "
-            f"{minutes}:{seconds:02d} left"
-        )
-
-    def _board(self) -> Any:
-        if not self.accelerator.is_main_process:
-            return None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return None
-        return SummaryWriter(str(self.out / "tensorboard"), purge_step=self.step)
-
-    def _log(self, kind: str, values: dict[str, float], board: Any, **extra: float) -> None:
-        if not self.accelerator.is_main_process:
-            return
-        rounded = {k: round(v, 6) for k, v in values.items()}
-        with (self.out / LOG).open("a") as out:
-            out.write(json.dumps({"step": self.step, "kind": kind, **rounded, **extra}) + "\n")
-        if board is not None:
-            for name, value in {**values, **extra}.items():
-                board.add_scalar(f"{kind}/{name}", value, self.step)
-
-    def _say(self, line: str) -> None:
-        if self.accelerator.is_main_process:
-            self.report(line)

@@ -12,7 +12,7 @@ from docs.generate.markdown import cell, code, table
 
 COMMANDS = {**RUNTIME_COMMANDS, **MOUNTED_COMMANDS}
 NEEDS = {"exporter": "the extra `[export]`", "calibration": "the extra `[train]`"}
-WITHOUT_EXTRA = ("calibrate", "compile")
+WITHOUT_EXTRA = ("tune", "compile")
 """Mounted commands that say themselves what they need."""
 
 

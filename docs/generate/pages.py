@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from docs.generate import commands, formats, schemas, supported
+from docs.generate import commands, formats, options, schemas, supported
 
 
 def pages() -> dict[str, str]:
     """Path → Markdown."""
-    return {**commands.pages(), **formats.pages(), **schemas.pages(), **supported.pages()}
+    return {**commands.pages(), **formats.pages(), **options.pages(), **schemas.pages(), **supported.pages()}

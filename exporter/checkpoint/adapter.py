@@ -91,15 +91,15 @@ class Adapter:
         if path is None:
             raise ExportError(f"the adapter {self.folder} has no weights ({' or '.join(WEIGHTS)})")
         try:
-            found = read_weights(path)
+            weights = read_weights(path)
         except ExportError as error:
             raise ExportError(f"{error}; save the adapter again") from error
-        for name, tensor in found.items():
+        for name, tensor in weights.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
                 raise ExportError(
                     f"{path}: {name:.200} holds values that are not finite; the training diverged"
                 )
-        return found
+        return weights
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -117,18 +117,18 @@ class Adapter:
 
     def notices(self, names: Iterable[str], tokenizer: Path) -> list[str]:
         """Lines for the user, where it is merged into the model of these names, whose tokenizer is in `tokenizer`."""
-        found = []
+        lines = []
         if self.base and not {_last(self.base)} & {_last(name) for name in names if name}:
-            found.append(
+            lines.append(
                 f"The adapter {self.name} was trained on {self.base}; it is merged into the model that --model names."
             )
         template = self.folder / "tokenizer_config.json"
         if template.is_file() and not _same_file(template, tokenizer / template.name):
-            found.append(
+            lines.append(
                 f"The adapter {self.name} has a tokenizer_config.json of its own, which may have another chat template; "
                 "the model's is used."
             )
-        return found
+        return lines
 
 
 def find_adapter(source: str) -> Adapter:
@@ -158,13 +158,13 @@ def adapter_for(folder: Path, source: str, wanted: str | None, *, described: boo
         raise OptionError(f"{source} is an adapter, not a model; give --model {base} --adapter {source}")
     if wanted == NONE:
         return None
-    found = None if wanted is None else find_adapter(wanted)
-    if beside and (found is None or found.folder.resolve() != folder.resolve()):
+    adapter = None if wanted is None else find_adapter(wanted)
+    if beside and (adapter is None or adapter.folder.resolve() != folder.resolve()):
         raise OptionError(
             f"{source} holds an adapter ({CONFIG}) beside the model's weights: `build` and `verify` merge it with --adapter {source} "
             f"and leave it out with --adapter {NONE}; for other commands give a folder without it, or with it merged"
         )
-    return found
+    return adapter
 
 
 def _opened(source: str, folder: Path) -> Adapter:
@@ -172,9 +172,9 @@ def _opened(source: str, folder: Path) -> Adapter:
     config = read_json(path, LONGEST_CONFIG, ExportError)
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise ExportError(f"{path} has no peft_type, so it describes no adapter of peft")
-    found = Adapter(source, folder, config)
-    _check(found)
-    return found
+    adapter = Adapter(source, folder, config)
+    _check(adapter)
+    return adapter
 
 
 def _check(adapter: Adapter) -> None:

@@ -1,9 +1,7 @@
 """A model whose weights were trained further: a folder like that of the model it came from, with other weights.
 
 Configuration, tokenizer and processor are copied, but not `recipe.json`, which tells how the original's weights were made.
-Tensors keep their names, and `trained_from.json` says which model it was:
-
-    {"name": "tiny-blip2-flant5", "fingerprint": "sha256:…", "default_prompt": "describe the scene"}
+Tensors keep their names, and `trained_from.json` says which model it was (`origin.py`).
 """
 
 from __future__ import annotations
@@ -11,65 +9,23 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from ...runtime.common.atomic_files import atomic_write
-from ...runtime.common.bounded_files import read_json
 from ...runtime.common.errors import ExportError
+from .checkpoint import Checkpoint
 from .hub import SMALL
+from .origin import FILE, Origin
 from .tensors import INDEX, SINGLE
 
-if TYPE_CHECKING:
-    from .load import Checkpoint
-
-FILE = "trained_from.json"
 RECIPE = "recipe.json"
 """How a bundled model's weights were made and what they reach."""
 
-LARGEST = 1 << 20
-"""Bytes. The description has some hundred."""
-LONGEST = 1 << 16
-"""Characters of a default prompt, as in a manifest."""
-
 SHARD_BYTES = 2 << 30
 """Of weights in one file, and in memory beside the model while they are written."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The model that a changed one came from."""
-
-    name: str
-    fingerprint: str
-    default_prompt: str | None = None
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, name: str, fingerprint: str) -> Origin:
-        """What a model that `checkpoint` is trained into says of it."""
-        return cls(name, fingerprint, checkpoint.default_prompt)
-
-    @classmethod
-    def read(cls, folder: Path) -> Origin | None:
-        """What the model in `folder` says, None for one that says nothing. Raises ExportError for what is no such file."""
-        path = folder / FILE
-        if not path.exists():
-            return None
-        found = read_json(path, LARGEST, ExportError)
-        values = (
-            [found.get(n) for n in ("name", "fingerprint", "default_prompt")]
-            if isinstance(found, dict)
-            else []
-        )
-        for value, longest in zip(values, (200, 200, LONGEST), strict=False):
-            if not isinstance(value, str | None) or len(value or "") > longest:
-                raise ExportError(f"{path}: {value!r:.80} is not a text of at most {longest} characters")
-        if not values or values[0] is None or values[1] is None:
-            raise ExportError(f"{path} does not name a model and its fingerprint; delete it")
-        return cls(*values)  # type: ignore[arg-type]
 
 
 class ChangedTensors:
@@ -136,13 +92,13 @@ def write_changed(folder: Path, checkpoint: Checkpoint, tensors: ChangedTensors,
 
 def _shards(tensors: ChangedTensors) -> list[list[str]]:
     """Names by file: at most `SHARD_BYTES` each, or one tensor."""
-    found: list[list[str]] = [[]]
+    shards: list[list[str]] = [[]]
     used = 0
     for name in tensors:
         size = tensors.bytes(name)
-        if found[-1] and used + size > SHARD_BYTES:
-            found.append([])
+        if shards[-1] and used + size > SHARD_BYTES:
+            shards.append([])
             used = 0
-        found[-1].append(name)
+        shards[-1].append(name)
         used += size
-    return found
+    return shards

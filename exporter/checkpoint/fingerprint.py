@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from .changed import ChangedTensors
-from .load import Checkpoint
+from .checkpoint import Checkpoint
 from .merging import MergedTensors
 from .tensors import TensorFiles
 

@@ -4,21 +4,15 @@ Nothing merged is kept or written: a bundle of 7 billion parameters needs no sec
 memory, and each tensor takes a product of two thin matrices more whenever it is read. The model that peft changes has
 no memory of its own (`_hollow`); a module gets its weights for as long as it is merged. Merged tensors are float32:
 they are rounded once, by the bundle.
-
-`merge_into` does the same to a whole model in memory, by peft's own `merge_and_unload`: parity compares the two.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import hashlib
-import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,43 +21,35 @@ from ...runtime.common.errors import ExportError, UnsupportedModelError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.common.optional_deps import need_extra
 from ..common.one_line import first_line
-from .adapter import CONFIG, Adapter
-from .names import StoredNames, hollow_names, renaming
+from .adapter import Adapter
+from .names import StoredNames, hollow_names
+from .peft_model import ACTIVE, attach_adapter, base_module, changed_modules, quiet_peft, tied_names
 from .tensors import Place, TensorFiles
 
 if TYPE_CHECKING:
-    from .load import Checkpoint
-
-ACTIVE = "default"
-"""peft's name for the adapter in the model."""
-
-PREFIX = "base_model.model."
-"""Of names in an adapter's file: what stands before the names of the model's modules."""
-
-SHARED = ("vblora_vector_bank", "tinylora_v", "unilora_theta_d")
-"""Tensors that a file holds once and peft's layers name again."""
+    from transformers import PreTrainedConfig
 
 
 class Merger:
     """An adapter in a model without memory, which merges one module at a time."""
 
-    def __init__(self, adapter: Adapter, checkpoint: Checkpoint) -> None:
-        """Raises OptionError without peft, ExportError for an adapter that does not fit the model, UnsupportedModelError for
+    def __init__(self, adapter: Adapter, model_class: Any, config: PreTrainedConfig) -> None:
+        """Of a checkpoint's class in transformers and its configuration. Raises OptionError without peft, ExportError for an adapter that does not fit the model, UnsupportedModelError for
         one that cannot be merged."""
         need_extra("adapter", "`--adapter`")
         self.adapter = adapter
-        model = hollow_names(checkpoint.model_class, checkpoint.config)
-        self._tied = _tied(model)
+        model = hollow_names(model_class, config)
+        self._tied = tied_names(model)
         _fill(model)
         self._hollow = dict(model.named_parameters())
         names = {id(p): name for name, p in self._hollow.items()}
-        tuned, self._given = _attach(model, adapter)
-        self._modules = _changed_modules(tuned)
+        tuned, self._given = attach_adapter(model, adapter)
+        self._modules = changed_modules(tuned)
         self._refuse_changed_base(set(names))
         self.changed: dict[str, str] = {}
         """Parameter of the model's class → path of the module that it belongs to."""
         for path, module in self._modules.items():
-            for parameter in _base(module).parameters():
+            for parameter in base_module(module).parameters():
                 if id(parameter) in names:
                     self.changed[names[id(parameter)]] = path
         self.changed |= {name: "" for name in self._given if name not in self.changed}
@@ -113,8 +99,8 @@ class Merger:
         memo: dict[int, Any] = {
             i: nn.Parameter(values[n].clone(), requires_grad=False) for i, n in names.items()
         }  # clones: peft adds in place
-        order = [names[id(p)] for p in _base(own).parameters()]
-        with torch.no_grad(), _quiet():
+        order = [names[id(p)] for p in base_module(own).parameters()]
+        with torch.no_grad(), quiet_peft():
             replaced = hasattr(own, "modules_to_save")
             # The copy takes the weights in `memo` as they are.
             module: Any = None if replaced else copy.deepcopy(own, memo)
@@ -139,7 +125,7 @@ class Merger:
     def _refuse_changed_base(self, known: set[int]) -> None:
         """Some kinds decompose the model's weights when they are made: those here are none."""
         for path, module in self._modules.items():
-            for parameter in _base(module).parameters():
+            for parameter in base_module(module).parameters():
                 hollow = parameter.numel() < 2 or not any(parameter.stride())
                 name = next((n for n, p in self._hollow.items() if p is parameter), None)
                 if id(parameter) not in known or not (hollow or name in self._given):
@@ -246,197 +232,9 @@ class MergedTensors(TensorFiles):
         return name if entry is None else entry.source
 
 
-def merge_into(model: Any, adapter: Adapter) -> Any:
-    """A whole float32 model with the adapter in its weights, by peft's own `merge_and_unload`."""
-    with _quiet():
-        tuned, _ = _attach(model, adapter)
-        return tuned.merge_and_unload()
-
-
-def _attach(model: Any, adapter: Adapter) -> tuple[Any, dict[str, Tensor]]:
-    """(the model within peft's, parameters of the model that the file holds themselves). `model` is changed.
-
-    Which modules are changed is read off the names of the tensors: a configuration may name modules as an older release
-    of transformers called them. Raises ExportError for tensors that are missing or that nothing takes.
-    """
-    import peft
-
-    path = adapter.folder / CONFIG
-    with _quiet():
-        try:
-            config: Any = peft.PeftConfig.from_pretrained(str(adapter.folder))
-            prefix = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
-        except (KeyError, TypeError, ValueError) as error:
-            raise UnsupportedModelError(
-                f"{path}: peft {peft.__version__} does not understand it ({type(error).__name__}: {first_line(error)}); "
-                "install a newer peft"
-            ) from error
-        config.inference_mode = True
-        fitted = _fitted(model, adapter, str(prefix), config)
-        if fitted.modules:
-            config.target_modules = set(fitted.modules)
-        _untie(model, fitted.paths)
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        for name in fitted.given:
-            parameters[name].data = torch.empty(parameters[name].shape)
-        try:
-            tuned = peft.PeftModel(model, config, adapter_name=ACTIVE)
-            result = peft.set_peft_model_state_dict(tuned, fitted.tensors, ACTIVE)
-        except KeyError as error:
-            raise ExportError(f"the adapter {adapter.folder} misses the tensor {error}") from error
-        except (ValueError, RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
-            raise_if_foreign(error)
-            raise ExportError(
-                f"the adapter {adapter.folder} does not fit the model: {first_line(error)}"
-            ) from error
-    for name in result.unexpected_keys:
-        raise _untaken(adapter, name.replace(f".{ACTIVE}", ""))
-    for name in result.missing_keys:
-        if prefix in name and f".{ACTIVE}" in name and not any(part in name for part in SHARED):
-            raise ExportError(
-                f"the adapter {adapter.folder} misses the tensor {name.replace(f'.{ACTIVE}', ''):.200}"
-            )
-    tuned.eval()
-    return tuned, {name: parameters[name].detach() for name in fitted.given}
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """Tensors of an adapter under the names of a model's modules: `paths` are those of the modules that they belong to,
-    `modules` those that have an adapter; `given` are parameters of the model that the file holds themselves."""
-
-    tensors: dict[str, Tensor]
-    paths: set[str]
-    modules: list[str]
-    given: list[str]
-
-
-def _fitted(model: Any, adapter: Adapter, prefix: str, config: Any) -> _Fitted:
-    """Raises ExportError for a tensor of a module that the model does not have."""
-    modules = {name for name, _ in model.named_modules() if name}
-    renamed = functools.cache(renaming(model))
-    shapes = {n: p.shape for n, p in model.named_parameters(remove_duplicate=False)}
-    saved = tuple(config.modules_to_save or ()) if hasattr(config, "modules_to_save") else ()
-    tensors: dict[str, Tensor] = {}
-    tuned: dict[str, None] = {}
-    paths: set[str] = set()
-    given: list[str] = []
-    for name, tensor in adapter.tensors.items():
-        inner = name.removeprefix(PREFIX)
-        path, rest = ("", inner) if inner == name else _split(inner, modules, renamed)
-        own = rest.removeprefix("base_layer.")
-        if inner != name and not path:
-            raise _untaken(adapter, name)
-        paths.add(path)
-        if rest.startswith(prefix):
-            tuned[path] = None
-        elif f"{path}.{own}" in shapes and not _named(path, saved):
-            parameter = f"{path}.{own}"
-            if tensor.shape != shapes[parameter]:
-                raise ExportError(
-                    f"the adapter {adapter.folder} holds {parameter} of shape {list(tensor.shape)}, the model's has "
-                    f"{list(shapes[parameter])}: its vocabulary was resized; merge it with peft and save the model"
-                )
-            given.append(parameter)
-            rest = own
-        tensors[f"{PREFIX}{path}.{rest}" if path else name] = tensor
-    for parameter in given:
-        path, _, own = parameter.rpartition(".")
-        if path in tuned:
-            tensors[f"{PREFIX}{path}.base_layer.{own}"] = tensors.pop(f"{PREFIX}{parameter}")
-    _check_patterns(adapter, tuned)
-    return _Fitted(tensors, paths, list(tuned), given)
-
-
-def _untaken(adapter: Adapter, name: str) -> ExportError:
-    return ExportError(
-        f"the adapter {adapter.folder} holds the tensor {name:.200}, which no module takes; was it trained on this model "
-        f"({adapter.base or 'it does not say on which'})?"
-    )
-
-
-def _split(name: str, modules: set[str], renamed: Callable[[str], str]) -> tuple[str, str]:
-    """(path of the innermost module that a tensor belongs to, the rest of its name), as the model calls it now; ("", name)
-    where it has none. Older names are translated by transformers' own table, as those of the weights are."""
-    parts = name.split(".")
-    for count in range(len(parts) - 1, 0, -1):
-        path = ".".join(parts[:count])
-        if path not in modules:
-            path = renamed(f"{path}.weight").removesuffix(".weight")
-        if path in modules and path.rpartition(".")[2] == parts[count - 1]:
-            return path, ".".join(parts[count:])
-    return "", name
-
-
-def _check_patterns(adapter: Adapter, tuned: Mapping[str, None]) -> None:
-    """ExportError for a rank or scale of modules that are not there: their own would be silently another."""
-    if adapter.kind == "ADALORA":  # whose pattern says which ranks are left of each tensor
-        return
-    for field in ("rank_pattern", "alpha_pattern"):
-        for pattern in adapter.config.get(field) or {}:
-            with contextlib.suppress(re.error):
-                if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in tuned):
-                    raise ExportError(
-                        f"{adapter.folder / CONFIG}: {field} names {pattern:.100}, but the adapter changes no such module"
-                    )
-
-
-def _named(path: str, saved: tuple[str, ...]) -> bool:
-    """Whether a module is, or is inside, one of those that the adapter replaces."""
-    return any(f".{path}.".find(f".{name}.") >= 0 for name in saved)
-
-
-def _changed_modules(tuned: Any) -> dict[str, nn.Module]:
-    """Outermost modules of peft, by their path in the model."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
-    found: dict[str, nn.Module] = {}
-    for path, module in tuned.base_model.model.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in found)
-        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not inside:
-            found[path] = cast(nn.Module, module)
-    return found
-
-
-def _base(module: Any) -> nn.Module:
-    """What a module of peft stands around."""
-    found = module.get_base_layer() if hasattr(module, "get_base_layer") else module.original_module
-    while hasattr(found, "base_layer"):
-        found = found.base_layer
-    return found
-
-
-def _tied(model: Any) -> list[list[str]]:
-    """Groups of names of one shared parameter."""
-    groups: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _untie(model: Any, paths: set[str]) -> None:
-    """Gives shared tables memory of their own where the adapter changes one: peft would change it for all."""
-    for group in _tied(model):
-        if not paths & {name.rpartition(".")[0] for name in group}:
-            continue
-        for name in group[1:]:
-            path, _, own = name.rpartition(".")
-            shared = model.get_parameter(name)
-            setattr(model.get_submodule(path), own, nn.Parameter(shared.detach().clone(), False))
-
-
 def _fill(model: nn.Module) -> None:
     """Gives every parameter of a model on the device "meta" float32 zeros that take no memory, each its own."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             zeros = torch.zeros(()).expand(parameter.shape)
             setattr(module, name, nn.Parameter(zeros, requires_grad=False))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """peft warns of what is checked here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -64,16 +64,16 @@ class StoredNames:
 
     def stored(self, name: str) -> str:
         """The tensor of a parameter, or of one that it is tied to. Raises ExportError when there is neither."""
-        found = self.find_tied(name)
-        if found is None:
+        tensor = self.find_tied(name)
+        if tensor is None:
             raise ExportError(f"the checkpoint {self._tensors.folder} has no tensor {name!r}")
-        return found
+        return tensor
 
     def find_tied(self, name: str) -> str | None:
         """The tensor of a parameter, or of one that it is tied to; None when there is neither. Raises as `find`."""
         source = self._sources.get(name, name)
         group = (source, *(target for target, of in self._sources.items() if of == source))
-        return next((found for n in (name, *group) if (found := self.find(n)) is not None), None)
+        return next((tensor for n in (name, *group) if (tensor := self.find(n)) is not None), None)
 
 
 def renaming(model: Any) -> Callable[[str], str]:

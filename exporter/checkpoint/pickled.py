@@ -26,13 +26,13 @@ def load_pickled(path: Path, *, mapped: bool = False, device: str = "cpu") -> di
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of formats that PyTorch calls old: the tensors are the same
-            found = torch.load(path, map_location=device, weights_only=True, mmap=mapped or None)
+            tensors = torch.load(path, map_location=device, weights_only=True, mmap=mapped or None)
     except Exception as error:  # PyTorch's reader raises many kinds on damaged bytes
         raise_if_foreign(error)
         raise ExportError(f"{path} cannot be read: {_reason(error)}") from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise ExportError(f"{path} is not a mapping of names to tensors")
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in tensors.items()}
 
 
 def _reason(error: Exception) -> str:

@@ -45,7 +45,7 @@ def weight_problem(tensor: Tensor) -> str | None:
         return problem
     if dtype_name(tensor) not in WEIGHT_DTYPES:
         return f"is {dtype_name(tensor)}"
-    rows = tensor.detach().reshape(-1).split(SLICE)
-    if not all(bool(torch.isfinite(part.float()).all()) for part in rows):
+    parts = tensor.detach().reshape(-1).split(SLICE)
+    if not all(bool(torch.isfinite(part.float()).all()) for part in parts):
         return "holds numbers that are not finite in float32"
     return None

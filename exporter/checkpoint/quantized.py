@@ -26,9 +26,9 @@ def check_not_quantized(config: Any, architecture: str) -> None:
     transformers asks the whole model's, at the top of config.json; some publishers write it into a part's.
     """
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
-        found = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
-        if found:
-            method = _method(found)
+        quantization = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
+        if quantization:
+            method = _method(quantization)
             raise UnsupportedModelError(f"{architecture}: quantized by {method!r:.80}; {REMEDY}")
 
 

@@ -16,11 +16,11 @@ from .plain import plain_problem
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Name → tensor of a safetensors file, or of one that torch pickled; each holds plain numbers (`plain.py`). Raises
     ExportError with one line."""
-    found = _read_safetensors(path) if path.suffix == ".safetensors" else load_pickled(path)
-    for name, value in found.items():
+    tensors = _read_safetensors(path) if path.suffix == ".safetensors" else load_pickled(path)
+    for name, value in tensors.items():
         if problem := plain_problem(value):
             raise ExportError(f"{path}: {name:.80} {problem}; save it in float32, float16 or bfloat16")
-    return found
+    return tensors
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -61,8 +61,8 @@ class TensorFiles:
         self._current: tuple[int, Any] | None = None
         self._touched = 0
         self._entries: dict[str, _Entry] = {}
-        for number, found in enumerate(spans):
-            for position, (name, span) in enumerate(found.items()):
+        for number, file_spans in enumerate(spans):
+            for position, (name, span) in enumerate(file_spans.items()):
                 dtype = _DTYPES.get(span.dtype, span.dtype.lower())
                 self._entries[name] = _Entry(number, position, span.shape, dtype, span.offset)
 
@@ -144,8 +144,8 @@ class TensorFiles:
 
 
 def _item_size(dtype: str) -> int:
-    found = getattr(torch, dtype, None)
-    return 4 if found is None else found.itemsize
+    torch_dtype = getattr(torch, dtype, None)
+    return 4 if torch_dtype is None else torch_dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _bin_entries(tensors: dict[str, torch.Tensor], number: int) -> dict[str, _En
 
 def _weight_files(folder: Path, named: str | None) -> tuple[list[Path], tuple[str, ...]]:
     """(files that hold the weights, names of what could hold them and is not read)."""
-    found = [name for name in WEIGHT_FILES if (folder / name).is_file()]
+    names = [name for name in WEIGHT_FILES if (folder / name).is_file()]
     if named is not None:
         if Path(named).name != named or not named.endswith((".safetensors", ".safetensors.index.json")):
             raise ExportError(
@@ -245,10 +245,10 @@ def _weight_files(folder: Path, named: str | None) -> tuple[list[Path], tuple[st
             raise ExportError(
                 f"the checkpoint misses {folder / named}, which config.json names; download it again"
             )
-        found = [named, *(name for name in found if name != named)]
-    if not found:
+        names = [named, *(name for name in names if name != named)]
+    if not names:
         raise ExportError(f"{folder} holds no weights (model.safetensors, its index, or pytorch_model.bin)")
-    first, *others = found
+    first, *others = names
     if not first.endswith(".index.json"):
         return [folder / first], _twins(first, others)
     shards = index_shards(folder / first)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from .adapter import CONFIG
-from .load import Checkpoint
-from .merging import merge_into
+from .checkpoint import Checkpoint
+from .peft_model import merge_into
 
 
 def load_whole(checkpoint: Checkpoint, **options: Any) -> Any:

@@ -3,51 +3,62 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ...runtime.commands.option_flags import with_flags
 from ...runtime.commands.options import AsJson, Bundle
 from ...runtime.common.optional_deps import need_extra
+from ...runtime.common.options import Switch, Text
+from ..pipeline.request import BACKENDS, LOWERING, default_target
 from .progress import shown
 
 if TYPE_CHECKING:
     from ..tensorrt.compile import CompileReport
 
-BACKENDS = "tensorrt-rtx|tensorrt"
 
-LOWERING = "Of the plans: portable where TensorRT has no cache update (before 10.15)."
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """Which plans are built."""
+
+    backend: Annotated[
+        str,
+        Text(
+            group="Engine",
+            metavar=BACKENDS,
+            help="TensorRT-RTX compiles on any x86 CPU, TensorRT on the GPU.",
+        ),
+    ]
+    target: Annotated[
+        str | None,
+        Text(
+            group="Engine", metavar="SM",
+            help="GPU of the plans: sm75 sm80 sm86 sm89 sm120 sm121, or native. Default: native for tensorrt, else sm86.",
+        ),
+    ] = None  # fmt: skip
+    plan_precision: Annotated[
+        str, Text(group="Engine", metavar="auto|fp16|bf16|fp32", help="Precision of the plans.")
+    ] = "auto"
+    lowering: Annotated[str, Text(group="Engine", metavar="auto|native|portable", help=LOWERING)] = "auto"
+    lean: Annotated[
+        bool,
+        Switch(
+            group="Engine",
+            help="For TensorRT's lean runtime (tensorrt_lean), of this version or a newer one.",
+        ),
+    ] = False
 
 
-def default_target(backend: str | None) -> str:
-    """What plans are built for where no target is named."""
-    return "native" if backend == "tensorrt" else "sm86"
-
-
-def compile_plans(
-    bundle: Bundle,
-    backend: str = typer.Option(
-        ..., "--backend", metavar=BACKENDS, help="TensorRT-RTX compiles on any x86 CPU, TensorRT on the GPU."
-    ),
-    target: str = typer.Option(
-        None, "--target", metavar="SM", help="GPU of the plans: sm75 sm80 sm86 sm89 sm120 sm121; native."
-    ),
-    plan_precision: str = typer.Option(
-        "auto", "--plan-precision", metavar="auto|fp16|bf16|fp32", help="Of the plans."
-    ),
-    lowering: str = typer.Option("auto", "--lowering", metavar="auto|native|portable", help=LOWERING),
-    lean: bool = typer.Option(
-        False, "--lean", help="For TensorRT's lean runtime (tensorrt_lean), of this version or a newer one."
-    ),
-    as_json: AsJson = False,
-) -> None:
+@with_flags
+def compile_plans(bundle: Bundle, asked: CompileOptions, as_json: AsJson = False) -> None:
     """Build TensorRT plans into a bundle, in place of those for the same backend and target."""
     need_extra("compile", "`vlmexport compile`")
     from ...runtime.commands.output import print_json
     from ..tensorrt.compile import compile_bundle
     from ..tensorrt.options import PlanOptions
 
-    options = PlanOptions(backend, target or default_target(backend), plan_precision, lowering, lean)
+    target = asked.target or default_target(asked.backend)
+    options = PlanOptions(asked.backend, target, asked.plan_precision, asked.lowering, asked.lean)
     with shown(as_json) as progress:
         report = compile_bundle(bundle, options, progress)
     if as_json:

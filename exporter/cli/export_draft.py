@@ -16,9 +16,15 @@ def export_draft(
     output: Path = typer.Option(
         ..., "-o", "--output", metavar="DIR", help="Folder of the checkpoint; a new one."
     ),
-    form: str = typer.Option("speculators", "--format", metavar="speculators", help="Of the checkpoint."),
+    form: str = typer.Option(
+        "speculators", "--format", metavar="speculators", help="Format of the checkpoint."
+    ),
     model: str = typer.Option(
-        None, "--model", metavar="ALIAS|DIR|HUB_ID", help="The draft's target; default: where it was trained."
+        None,
+        "--model",
+        rich_help_panel="Input",
+        metavar="ALIAS|DIR|HUB_ID",
+        help="The draft's target; default: where it was trained.",
     ),
     as_json: AsJson = False,
 ) -> None:
@@ -26,22 +32,22 @@ def export_draft(
     need_extra("export", "`vlmexport export-draft`")
     from ...runtime.commands.output import console, print_json, quantity
     from ..early_checks import check_export
-    from .app import quiet_torch
+    from .quiet import quiet_torch
 
     check_export(draft, output, form, model)
     tell_loading()
     with quiet_torch():
         from ..pipeline.export_draft import export_draft as export
 
-        found = export(draft, output, form, model)
+        report = export(draft, output, form, model)
     if as_json:
-        print_json(found.to_dict())
+        print_json(report.to_dict())
         return
     out = console()
     out.print(
-        f"{found.output}: {found.kind} for {found.verifier} ({', '.join(found.architectures)}), "
-        f"{quantity(found.parameters)} parameters, format {found.format}",
+        f"{report.output}: {report.kind} for {report.verifier} ({', '.join(report.architectures)}), "
+        f"{quantity(report.parameters)} parameters, format {report.format}",
         markup=False,
     )
-    for notice in found.notices:
+    for notice in report.notices:
         out.print(notice, markup=False)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def fit(
     what: str = typer.Argument(metavar="BUNDLE|MODEL", help="A bundle; or an alias, folder or hub id of a model."),
-    target: list[str] = typer.Option(None, "--target", metavar="DEVICE", help=f"{', '.join(map(short_name, DEVICES))}; {FAMILY}… and beginnings are known, too. Repeatable; default: all."),
-    max_length: int = typer.Option(None, "--max-length", metavar="N", help="Tokens of a sequence. Default: the bundle's most."),
-    batch: int = typer.Option(1, "--batch", metavar="N", min=1, help="Sequences at a time."),
-    acceptance: float = typer.Option(0.8, "--acceptance", metavar="A", min=0.0, max=1.0, help="Of a drafted token."),
-    draft_layer: int = typer.Option(None, "--draft-layer", metavar="N", help="Of a model, as in `build`."),
+    target: list[str] = typer.Option(None, "--target", rich_help_panel="Engine", metavar="DEVICE", help=f"{', '.join(map(short_name, DEVICES))}; {FAMILY}… and beginnings are known, too. Repeatable; default: all."),
+    max_length: int = typer.Option(None, "--max-length", rich_help_panel="Generation", metavar="N", help="Tokens of a sequence. Default: the bundle's most."),
+    batch: int = typer.Option(1, "--batch", rich_help_panel="Generation", metavar="N", min=1, help="Sequences at a time."),
+    acceptance: float = typer.Option(0.8, "--acceptance", rich_help_panel="Speculation", metavar="A", min=0.0, max=1.0, help="Share of drafted tokens that is accepted."),
+    draft_layer: int = typer.Option(None, "--draft-layer", rich_help_panel="Speculation", metavar="N", help="For a model: cut its decoder after N layers, as in `build`."),
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say what would fit and how fast memory allows it to be: arithmetic, nothing is run."""
@@ -36,30 +36,30 @@ def fit(
     devices = chosen_devices(target or list(DEVICES))
     manifest, most = _manifest(what, draft_layer, max_length, batch)
     length = check_size(manifest, max_length, batch)
-    found = [
+    answers = [
         fitted(manifest, device, length=length, batch=batch, acceptance=acceptance, most=most)
         for device in devices
     ]
     if as_json:
         about = {"model": manifest.model.source, "length": length, "batch": batch}
-        print_json({"schema_version": 1, **about, "devices": found})
+        print_json({"schema_version": 1, **about, "devices": answers})
     else:
-        show(found, manifest, length, batch, console())
+        show(answers, manifest, length, batch, console())
 
 
 def chosen_devices(names: Sequence[str]) -> list[Device]:
     """The devices that `--target` means, each once. Raises OptionError for a name of none."""
     chosen: dict[str, Device] = {}
     for name in names:
-        found = devices_named(name)
-        if not found:
+        devices = devices_named(name)
+        if not devices:
             near = nearest_devices(name)
             hint = (
                 f"did you mean {' or '.join(near)}?" if near
                 else f"choose from {', '.join(map(short_name, DEVICES))}"
             )  # fmt: skip
             raise OptionError(f"--target {name!r:.60} is unknown; {hint}")
-        chosen |= {device.name: device for device in found}
+        chosen |= {device.name: device for device in devices}
     return list(chosen.values())
 
 
@@ -81,8 +81,8 @@ def _manifest(
     need_extra("export", "`vlmexport fit MODEL`")
     from ..early_checks import check_build
     from ..pipeline.request import BuildRequest
-    from .app import quiet_torch
     from .progress import tell_loading
+    from .quiet import quiet_torch
 
     request = BuildRequest(
         model=what, output=Path("fit"), force=True, draft_layer=draft_layer, max_length=max_length, max_batch=max(16, batch)
@@ -98,7 +98,7 @@ def _manifest(
     return prepared.manifest, prepared.family.max_positions
 
 
-def show(found: list[dict[str, Any]], manifest: Manifest, length: int, batch: int, out: Console) -> None:
+def show(devices: list[dict[str, Any]], manifest: Manifest, length: int, batch: int, out: Console) -> None:
     """Print the devices for people: a line for each."""
     from ...runtime.commands.output import size
     from ...runtime.commands.table import Table
@@ -114,7 +114,7 @@ def show(found: list[dict[str, Any]], manifest: Manifest, length: int, batch: in
     table.add_column("longest", justify="right")
     table.add_column("tokens/s, at most", justify="right")
     table.add_column(f"with {manifest.policy.draft or 'a draft'}", justify="right", drop=3)
-    for row in found:
+    for row in devices:
         own = row["drafts"].get(manifest.policy.draft)
         table.add_row(
             short_name(row["device"]), size(row["needed"]["total"]), size(row["memory"]), "yes" if row["fits"] else "no",
@@ -124,17 +124,17 @@ def show(found: list[dict[str, Any]], manifest: Manifest, length: int, batch: in
     out.print(table)
     needed = ", ".join(
         f"{part.replace('_', ' ')} {size(count)}"
-        for part, count in found[0]["needed"].items()
+        for part, count in devices[0]["needed"].items()
         if count and part != "total"
     )
-    out.print(f"{found[0]['title']} needs: {needed}.", markup=False)
+    out.print(f"{devices[0]['title']} needs: {needed}.", markup=False)
     out.print(
         f"longest: the --max-length that would fit with --batch {batch}. tokens/s: of one sequence, if reading weights and "
-        f"cache at the memory's peak bandwidth were all there is; with a draft, {found[0]['acceptance']:g} of whose tokens "
+        f"cache at the memory's peak bandwidth were all there is; with a draft, {devices[0]['acceptance']:g} of whose tokens "
         "are accepted.",
         markup=False,
     )
-    for line in software(found):
+    for line in software(devices):
         out.print(line, markup=False)
 
 
@@ -144,12 +144,12 @@ def rough(figure: float) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
 
 
-def software(found: Sequence[dict[str, Any]]) -> list[str]:
+def software(devices: Sequence[dict[str, Any]]) -> list[str]:
     """Which software makes plans: what to type for a few devices, else a line for all that need the same."""
-    if len(found) <= 3:
-        return [f"{row['title']}: {row['runs_with']}." for row in found]
+    if len(devices) <= 3:
+        return [f"{row['title']}: {row['runs_with']}." for row in devices]
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for row in found:
+    for row in devices:
         alike.setdefault(tuple(row["lowering"].items()), []).append(short_name(row["device"]))
     return [
         f"{', '.join(names)}: " + ", ".join(f"{form} plans from {oldest} on" for form, oldest in forms) + "."

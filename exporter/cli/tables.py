@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from ..pipeline.dry_run import DryRun
 
 
-def dry_run_tables(found: DryRun) -> list[Any]:
+def dry_run_tables(dry_run: DryRun) -> list[Any]:
     """The dry run as rich tables."""
     table = Table(
-        f"{found.model}: {found.architecture}, {found.num_layers} decoder layers, cut at {found.cuts}"
+        f"{dry_run.model}: {dry_run.architecture}, {dry_run.num_layers} decoder layers, cut at {dry_run.cuts}"
     )
     table.add_column("graph", whole=True)
     for name in ("layers", "nodes", "parameters", "weights"):
         table.add_column(name, justify="right")
-    for graph in found.graphs:
+    for graph in dry_run.graphs:
         layers = "" if graph.layers is None else f"{graph.layers[0]}–{graph.layers[1] - 1}"
         table.add_row(
             graph.name,
@@ -34,18 +34,18 @@ def dry_run_tables(found: DryRun) -> list[Any]:
     totals.add_column(whole=True)
     totals.add_column(wrap=True)
     for label, value in (
-        ("drafts", draft_names(found.drafts, found.draft_precisions, found.speculative)),
-        ("parameters", f"{quantity(found.parameters)} + {quantity(found.draft_parameters)} of drafts"),
-        ("bundle", bundle_size(found.bundle_bytes, found.linked_bytes)),
+        ("drafts", draft_names(dry_run.drafts, dry_run.draft_precisions, dry_run.speculative)),
+        ("parameters", f"{quantity(dry_run.parameters)} + {quantity(dry_run.draft_parameters)} of drafts"),
+        ("bundle", bundle_size(dry_run.bundle_bytes, dry_run.linked_bytes)),
         (
             "key/value cache",
-            f"{size(found.kv_bytes_per_token)} per token, {size(found.peak_memory.cache)} per sequence{picture_size(found.kv_bytes_per_image)}",
+            f"{size(dry_run.kv_bytes_per_token)} per token, {size(dry_run.peak_memory.cache)} per sequence{picture_size(dry_run.kv_bytes_per_image)}",
         ),
-        ("peak memory, build", f"about {size(found.peak_memory.build)} (parity {found.parity})"),
-        ("peak memory, run", f"about {size(found.peak_memory.run)} with one sequence at a time"),
+        ("peak memory, build", f"about {size(dry_run.peak_memory.build)} (parity {dry_run.parity})"),
+        ("peak memory, run", f"about {size(dry_run.peak_memory.run)} with one sequence at a time"),
         (
             "time of a build",
-            f"about {_span(found.seconds)} of computing on this machine, and the disk's own time",
+            f"about {_span(dry_run.seconds)} of computing on this machine, and the disk's own time",
         ),
     ):
         totals.add_row(label, value)
@@ -101,7 +101,7 @@ def parity_line(rows: Sequence[Mapping[str, Any]]) -> str:
         if row["limit"] and row["graph"] in graphs
     }
     worst = max(shares, key=shares.__getitem__, default=None)
-    found = (
+    closeness = (
         "no difference"
         if worst is None or not shares[worst]
         else (f"largest difference {100 * shares[worst]:.2g} % of its limit ({worst})")
@@ -110,7 +110,7 @@ def parity_line(rows: Sequence[Mapping[str, Any]]) -> str:
         f"; {row['values']} {TOKENS[row['graph']]} equal" for row in rows if row["graph"] in TOKENS
     )
     number = f"{len(graphs)} graph{'s' * (len(graphs) != 1)}"
-    return f"{number} compared with PyTorch: {found}{texts}"
+    return f"{number} compared with PyTorch: {closeness}{texts}"
 
 
 def quantization_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -34,8 +34,8 @@ class Alias:
         """Folders of the trained drafts that come with it, of any kind, sorted by name (n3 before n10); none where the
         tiny models are not installed."""
         models = find_tiny_models()
-        found = [] if models is None else (models / "drafts" / self.name).glob("*/draft.json")
-        return sorted((p.parent for p in found), key=lambda p: (len(p.name), p.name))
+        files = [] if models is None else (models / "drafts" / self.name).glob("*/draft.json")
+        return sorted((p.parent for p in files), key=lambda p: (len(p.name), p.name))
 
 
 ALIASES: tuple[Alias, ...] = (

@@ -126,8 +126,8 @@ def fits_whole(needed: int, limit: int | None, weights: int) -> bool:
 
 def available_memory() -> int | None:
     """Bytes that this process can still take: of the machine, and of its control groups. None where neither is told."""
-    found = [_machine_memory(), *_group_memory()]
-    known = [value for value in found if value is not None]
+    limits = [_machine_memory(), *_group_memory()]
+    known = [value for value in limits if value is not None]
     return min(known) if known else None
 
 

@@ -6,12 +6,10 @@ It is made from `models/` and holds files, no code. Nothing here imports it, nor
 from __future__ import annotations
 
 import importlib.util
-import shlex
 from pathlib import Path
-from typing import Any
 
 from ...runtime.common.errors import OptionError
-from ...runtime.common.optional_deps import PACKAGE, folder_of, origin
+from ...runtime.common.optional_deps import PACKAGE, origin, pip_command
 
 DISTRIBUTION = f"{PACKAGE}-tiny-models"
 _MODULE = DISTRIBUTION.replace("-", "_")
@@ -35,19 +33,4 @@ def tiny_model(name: str) -> Path:
 
 def install_command() -> str:
     """The pip command that adds the tiny models to this installation."""
-    return command_for(origin())
-
-
-def command_for(origin: dict[str, Any]) -> str:
-    """As `install_command`, for what `direct_url.json` holds ({}: nothing)."""
-    url = str(origin.get("url") or "")
-    if "vcs_info" in origin:
-        source = f"{DISTRIBUTION} @ {origin['vcs_info'].get('vcs', 'git')}+{url}#subdirectory=models"
-        return f"pip install {shlex.quote(source)}"
-    if not url:
-        return f"pip install {DISTRIBUTION}"
-    place = folder_of(url)
-    if place is None or not (place / "models").is_dir():
-        return f"pip install ./models in a checkout of {PACKAGE}"
-    editable = ["-e"] if (origin.get("dir_info") or {}).get("editable") else []
-    return shlex.join(["pip", "install", *editable, str(place / "models")])
+    return pip_command(origin(), DISTRIBUTION, subfolder="models")

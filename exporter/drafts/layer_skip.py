@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.common.errors import ExportError, OptionError
+from ...runtime.drafts.layer_skip_options import SkipOptions
 from ..families.common.layer_skip import Sublayers
 from .common.base import Draft, DraftKind
 from .common.files import draft_folder, read_document, write_document
 from .common.trained import check_identity
 
 if TYPE_CHECKING:
-    from ..families.common.base import Family, GraphSpec
+    from ...runtime.bundle.manifest import DraftInfo
+    from ..families.common.base import Family
+    from ..families.common.parts import GraphSpec
     from ..graphs.weights import WeightStore
 
 ROLE = "skipped"
@@ -135,6 +138,11 @@ class DraftAndVerifyKind(DraftKind):
 
     def skipping(self, skip: Sublayers) -> DraftAndVerify:
         return DraftAndVerify(skip=skip)
+
+    def left_out(self, draft: DraftInfo) -> Sublayers | None:
+        options = draft.options
+        skipped = options.skipped if isinstance(options, SkipOptions) else None
+        return None if skipped is None else Sublayers.of(skipped.attention, skipped.mlp)
 
     def train_command(self, model: str, layer: int | None) -> str:
         return f"vlmexport search --model {model} --draft {self.name} --data DATA -o DIR"

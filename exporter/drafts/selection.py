@@ -9,9 +9,10 @@ from pathlib import Path
 from ...runtime.common.errors import OptionError
 from ..common.aliases import Alias
 from ..families.common.layer_skip import Sublayers
-from . import KINDS, draft_kind, draft_kinds, open_draft, shipped_drafts
+from . import KINDS, draft_kind, draft_kinds
 from .common.base import Draft, DraftKind
 from .common.files import draft_name
+from .folders import open_draft, shipped_drafts
 from .named import NONE, check_named, check_precisions
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...runtime.common.errors import UnsupportedModelError
-from ..checkpoint.load import Checkpoint
-from .common.base import Family, ReferencePrompt
+from ..checkpoint.checkpoint import Checkpoint
+from .common.base import Family
+from .common.parts import ReferencePrompt
 from .languages import language_for
 from .vision.blip import BlipVision
 

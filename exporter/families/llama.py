@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from ...runtime.common.errors import InputError
 from ...runtime.text.messages import check_messages, readable
-from ..checkpoint.load import Checkpoint
-from .common.base import Family, ReferencePrompt
+from ..checkpoint.checkpoint import Checkpoint
+from .common.base import Family
+from .common.parts import ReferencePrompt
 from .languages import language_for
 
 

@@ -10,8 +10,9 @@ from ...runtime.families.base import image_list
 from ...runtime.families.chat import placed
 from ...runtime.families.llava import pictures
 from ...runtime.text.messages import readable
-from ..checkpoint.load import Checkpoint
-from .common.base import Family, ReferencePrompt, processor_surrounds
+from ..checkpoint.checkpoint import Checkpoint
+from .common.base import Family, processor_surrounds
+from .common.parts import ReferencePrompt
 from .languages.llama import LlamaLanguage
 from .vision.clip import ClipVision
 

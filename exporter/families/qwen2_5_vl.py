@@ -15,8 +15,9 @@ from ...runtime.families.chat import placed
 from ...runtime.families.qwen2_5_vl import Seen, written
 from ...runtime.images.video import Video
 from ...runtime.text.messages import readable
-from ..checkpoint.load import Checkpoint
-from .common.base import Family, Parts, ReferencePrompt, processor_surrounds
+from ..checkpoint.checkpoint import Checkpoint
+from .common.base import Family, processor_surrounds
+from .common.parts import Parts, ReferencePrompt
 from .languages import language_for
 from .vision.qwen2_5 import Qwen2_5Vision
 
@@ -77,7 +78,7 @@ class Qwen2_5_VLFamily(Family):
             return ReferencePrompt(tuple(ids))
         vision = self._seen(images) | self._watched(videos)
         grids = {name: vision[name] for name in ("image_grid_thw", "video_grid_thw") if name in vision}
-        rows = {
+        counts = {
             mark: iter((grids[name].prod(-1) // self.vision.grid.patches).tolist())
             for mark, name in (
                 (self.image_token_id, "image_grid_thw"),
@@ -85,11 +86,11 @@ class Qwen2_5_VLFamily(Family):
             )
             if name in grids
         }
-        whole = [i for token in ids for i in [token] * (next(rows[token]) if token in rows else 1)]
-        found = torch.tensor([whole])
+        whole = [i for token in ids for i in [token] * (next(counts[token]) if token in counts else 1)]
+        input_ids = torch.tensor([whole])
         positions, _ = self.vision.model.model.get_rope_index(
-            found,
-            **self.forward_arguments(found),
+            input_ids,
+            **self.forward_arguments(input_ids),
             **grids,
             second_per_grid_ts=vision.get("second_per_grid_ts"),
         )

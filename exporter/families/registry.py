@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from ...runtime.common.errors import UnsupportedModelError
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from .blip2 import Blip2Family
 from .common.base import Family
 from .llama import LlamaFamily

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...runtime.common.errors import InputError
-from ..checkpoint.load import Checkpoint
-from .common.base import Family, ReferencePrompt
+from ..checkpoint.checkpoint import Checkpoint
+from .common.base import Family
+from .common.parts import ReferencePrompt
 from .languages.t5 import T5Language
 
 

@@ -17,9 +17,9 @@ def build_commit(store: WeightStore, layers: Sequence[int], kv_heads: int, head_
     Gathering reads before the write of the same layer, so caches may be updated in place.
     """
     graph = Composer("commit", store, "commit")
-    rows, write = graph.input("source_rows"), graph.input("write_indices")
+    source, write = graph.input("source_rows"), graph.input("write_indices")
     caches = [(kind, i, graph.input(f"{kind}_cache.{i}")) for kind in ("key", "value") for i in layers]
-    index = graph.node("Unsqueeze", [rows, graph.constant(np.array([1, 3], np.int64))], "index")
+    index = graph.node("Unsqueeze", [source, graph.constant(np.array([1, 3], np.int64))], "index")
     index = graph.node(
         "Expand", [index, graph.constant(np.array([1, kv_heads, 1, head_dim], np.int64))], "slots"
     )

@@ -148,14 +148,14 @@ class Composer:
             values[value] = self.constant(value.const_value.numpy())  # type: ignore[union-attr]
         for node in template.graph:
             if node.op_type == "MatMul" and node.inputs[1] in linked:
-                rows, matrix = node.inputs
-                assert rows is not None and matrix is not None and rows.shape is not None
-                product = self._product(prefix, values[rows], len(rows.shape), linked[matrix])
+                left, matrix = node.inputs
+                assert left is not None and matrix is not None and left.shape is not None
+                product = self._product(prefix, values[left], len(left.shape), linked[matrix])
                 values[node.outputs[0]] = product
                 continue
             if node.op_type == "Gemm" and node.inputs[1] in dequantized:
-                rows, matrix, *bias = (None if v is None else values[v] for v in node.inputs)
-                out = self.node("MatMul", [rows, matrix], f"{prefix}/MatMul_{len(self._graph)}")
+                left, matrix, *bias = (None if v is None else values[v] for v in node.inputs)
+                out = self.node("MatMul", [left, matrix], f"{prefix}/MatMul_{len(self._graph)}")
                 if bias:
                     out = self.node("Add", [out, *bias], f"{prefix}/Add_{len(self._graph)}")
                 values[node.outputs[0]] = out
@@ -220,11 +220,11 @@ class Composer:
 
     def model(self) -> ir.Model:
         """The finished model. Raises ExportError when it lacks an input or output of its role."""
-        for kind, wanted, found in (
+        for kind, wanted, values in (
             ("input", self._inputs, self._graph.inputs),
             ("output", self._outputs, self._graph.outputs),
         ):
-            missing = sorted(set(wanted) - {value.name for value in found})
+            missing = sorted(set(wanted) - {value.name for value in values})
             if missing:
                 raise ExportError(f"{self.name}: no {kind} {', '.join(missing[:4])}, which its role needs")
         return ir.Model(self._graph, ir_version=10, producer_name="vlmexport")

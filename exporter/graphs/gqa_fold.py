@@ -46,8 +46,8 @@ def _fold(write: Rewriter, groups: Groups, node: ir.Node) -> bool:
     inputs = [groups.queries(query, kv_heads, size), keys, values]
     if mask is not None:
         inputs.append(groups.mask(mask, kv_heads, heads // kv_heads))
-    rows = write.add("Attention", *inputs, scale=number_of(node, "scale", 1.0 / math.sqrt(size)))
-    write.replace(node, groups.result(rows, heads, made))
+    output = write.add("Attention", *inputs, scale=number_of(node, "scale", 1.0 / math.sqrt(size)))
+    write.replace(node, groups.result(output, heads, made))
     return True
 
 

@@ -28,8 +28,8 @@ OPSET = 24
 def kv_update(cache: torch.Tensor, update: torch.Tensor, write_indices: torch.Tensor) -> torch.Tensor:
     """Writes `update` [B, H, q, D] into `cache` [B, H, S, D] at row `write_indices` [B] (ONNX TensorScatter, linear)."""
     result = cache.clone()
-    rows = torch.arange(cache.shape[0], device=cache.device)[:, None]
-    result[rows, :, write_indices[:, None] + torch.arange(update.shape[2], device=cache.device)] = (
+    batch_indices = torch.arange(cache.shape[0], device=cache.device)[:, None]
+    result[batch_indices, :, write_indices[:, None] + torch.arange(update.shape[2], device=cache.device)] = (
         update.transpose(1, 2)
     )
     return result

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.bundle.manifest import Limits
-from ...runtime.bundle.text_layout import CONTEXT, NOTHING, TextLayout
+from ...runtime.graphs.text_layout import CONTEXT, NOTHING, TextLayout
 from .composer import Composer
 from .weights import WeightStore
 
@@ -19,7 +19,7 @@ def build_changes(store: WeightStore, limits: Limits, vocabulary: int, *, repeat
     """Logits of nodes of a tree → the same after repetition penalty, suppressed tokens and ends that are held back; with
     `repeats` also after repeated n-grams and words that must not come.
 
-    `said` is the text as `runtime/bundle/text_layout.py` lays it out, without the tokens that came since the last cycle: the last
+    `said` is the text as `runtime/graphs/text_layout.py` lays it out, without the tokens that came since the last cycle: the last
     ones are `recent`, and the one at `end` is the root of the tree. Node j of the tree has `tokens` [j] and stands
     `token_depths` [j] behind the root; row i is a node that stands `depths` [i] behind it, and its text are the nodes where
     `ancestors` [i, j]. `said_now` is the text that the next cycle finds. Where a depth is below `held` no token of `ends`

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.bundle.interfaces import positions_shape
 from ...runtime.bundle.manifest import DecoderInfo
+from ...runtime.graphs.values import positions_shape
 from .composer import Composer
 from .weights import WeightStore
 

@@ -45,7 +45,7 @@ def signature(module: nn.Module) -> tuple:
 
     Two layers with equal signatures export to the same graph and differ only in their weights.
     """
-    rows = []
+    entries = []
     for path, child in module.named_modules():
         plain = tuple(
             (key, _frozen(value))
@@ -55,8 +55,8 @@ def signature(module: nn.Module) -> tuple:
         shapes = tuple(
             (name, tuple(p.shape), str(p.dtype)) for name, p in child.named_parameters(recurse=False)
         ) + tuple((name, _frozen(b)) for name, b in child.named_buffers(recurse=False))
-        rows.append((path, type(child).__qualname__, plain, shapes))
-    return tuple(rows)
+        entries.append((path, type(child).__qualname__, plain, shapes))
+    return tuple(entries)
 
 
 def _frozen(value: Any) -> Any:

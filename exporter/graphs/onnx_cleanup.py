@@ -11,6 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import (
+    IdentityEliminationPass,
+    LiftConstantsToInitializersPass,
+    RemoveUnusedNodesPass,
+)
 from onnxscript import optimizer
 
 from .hooks import OPSET
@@ -41,7 +46,8 @@ def clean(
     simplify_reshapes(graph)
     optimizer.optimize(model, onnx_shape_inference=False)
     graph = model.graph
-    constants_to_initializers(graph)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    IdentityEliminationPass()(model)
     remove_no_ops(graph)
     weights = {
         v.name: WeightSource((v.name,), False, tuple(int(d) for d in v.shape), v.dtype)  # type: ignore[union-attr]
@@ -51,7 +57,7 @@ def clean(
     fold_transposes(graph, weights)  # type: ignore[arg-type]
     if merge_linears:
         merge_parallel_linears(graph, weights)  # type: ignore[arg-type]
-    remove_dead_nodes(graph)
+    RemoveUnusedNodesPass()(model)
     strip_defaults(graph)
     used = {v for node in graph for v in node.inputs if v is not None} | set(graph.outputs)
     for value in list(graph.inputs):
@@ -91,31 +97,6 @@ def simplify_reshapes(graph: ir.Graph) -> None:
         node.attributes.pop("allowzero", None)
 
 
-def constants_to_initializers(graph: ir.Graph) -> None:
-    """Turns Constant nodes into initializers of the same name."""
-    for node in list(graph):
-        if node.op_type != "Constant":
-            continue
-        (attribute,) = node.attributes.values()
-        if attribute.type == ir.AttributeType.TENSOR:
-            tensor = attribute.as_tensor()
-        else:
-            dtype = (
-                np.int64 if attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS) else np.float32
-            )
-            tensor = ir.tensor(np.array(attribute.value, dtype))
-        old = node.outputs[0]
-        value = ir.Value(
-            name=f"{old.name}_value",
-            shape=ir.Shape(tensor.numpy().shape),
-            type=ir.TensorType(tensor.dtype),
-            const_value=tensor,
-        )
-        graph.initializers[value.name] = value  # type: ignore[index]
-        old.replace_all_uses_with(value, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
-
-
 def _scalar(value: ir.Value | None) -> float | None:
     """The value of a one-element constant, else None."""
     if value is None or value.const_value is None or value.const_value.size != 1:
@@ -128,20 +109,18 @@ _NEUTRAL = {"Mul": 1.0, "Add": 0.0}
 
 
 def remove_no_ops(graph: ir.Graph) -> None:
-    """Removes Cast to the same type, Identity, multiplication by one and addition of zero."""
+    """Removes Cast to the same type, multiplication by one and addition of zero."""
     for node in list(graph):
         source = node.inputs[0] if node.inputs else None
         keep = source
         if node.op_type == "Cast":
             no_op = source is not None and source.dtype == ir.DataType(node.attributes["to"].as_int())
-        elif node.op_type == "Identity":
-            no_op = True
         elif node.op_type in _NEUTRAL and node.outputs[0].shape is not None:
             left, right = node.inputs
-            found = [
+            operands = [
                 (a, b) for a, b in ((left, right), (right, left)) if _scalar(b) == _NEUTRAL[node.op_type]
             ]
-            keep = found[0][0] if found else None
+            keep = operands[0][0] if operands else None
             no_op = keep is not None and keep.shape == node.outputs[0].shape
         else:
             no_op = False
@@ -180,7 +159,7 @@ def merge_parallel_linears(graph: ir.Graph, weights: dict[str, WeightSource]) ->
             source = weights[node.inputs[1].name]  # type: ignore[index]
             if source.transpose and len(node.inputs[1].uses()) == 1:
                 groups.setdefault(node.inputs[0], []).append(node)  # type: ignore[arg-type]
-    for rows, nodes in groups.items():
+    for left, nodes in groups.items():
         if len(nodes) < 2:
             continue
         tails = [_bias_add(n, weights) for n in nodes]
@@ -191,7 +170,7 @@ def merge_parallel_linears(graph: ir.Graph, weights: dict[str, WeightSource]) ->
         parts = [weights[n] for n in names]  # type: ignore[index]
         widths = [p.shape[1] for p in parts]
         joined = _add_weight(graph, weights, parts, (parts[0].shape[0], sum(widths)), transpose=True)
-        matmul = ir.Node("", "MatMul", [rows, joined], num_outputs=1)
+        matmul = ir.Node("", "MatMul", [left, joined], num_outputs=1)
         matmul.outputs[0].name = f"{joined.name}_rows"
         anchor, made, wide = nodes[0], [matmul], matmul.outputs[0]
         if biased:
@@ -243,15 +222,6 @@ def _add_weight(
     graph.inputs.append(value)
     weights[value.name] = source  # type: ignore[index]
     return value
-
-
-def remove_dead_nodes(graph: ir.Graph) -> None:
-    """Removes nodes and initializers that no output depends on."""
-    for node in reversed(list(graph)):
-        if all(not o.uses() and not o.is_graph_output() for o in node.outputs):
-            graph.remove(node, safe=True)
-    for name in [n for n, v in graph.initializers.items() if not v.uses()]:
-        del graph.initializers[name]
 
 
 def strip_defaults(graph: ir.Graph) -> None:

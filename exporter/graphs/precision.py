@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
-from ...runtime.bundle.interfaces import Values
+from ...runtime.graphs.role import Values
 from .dtypes import ONNX
 from .retype import NARROW, retype
 

@@ -86,21 +86,21 @@ def wide_nodes(model: onnx.ModelProto, types: dict[str, int], *, wide_residual: 
 def _residual_nodes(nodes: list[onnx.NodeProto], maker: dict[str, int]) -> set[int]:
     """The Adds of the residual stream, and the last product of each feed-forward that is added to it."""
     stream = set(STREAM)
-    found: set[int] = set()
+    indices: set[int] = set()
     for index, node in enumerate(nodes):
         if node.op_type != "Add" or not stream & set(node.input):
             continue
         stream.add(node.output[0])
-        found.add(index)
+        indices.add(index)
         for name in node.input:
-            product, rows = _product(nodes, maker, name)
-            source = maker.get(rows)
+            product, left = _product(nodes, maker, name)
+            source = maker.get(left)
             # The attention's output product reads moved rows; the feed-forward's reads an activation.
             if product is None or source is None:
                 continue
             if nodes[source].op_type not in MOVING_OPS | {"Attention"}:
-                found.add(product)
-    return found
+                indices.add(product)
+    return indices
 
 
 def _product(nodes: list[onnx.NodeProto], maker: dict[str, int], name: str) -> tuple[int | None, str]:

@@ -17,12 +17,13 @@ import onnx_ir as ir
 import torch
 
 from ...runtime.bundle.float32_view import as_float32
-from ...runtime.bundle.interfaces import Values, interface
+from ...runtime.bundle.interfaces import interface
 from ...runtime.bundle.manifest import FLOATS, Manifest
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.graphs.role import Values
 from ..checkpoint.tensors import Place, TensorFiles
-from ..common.disk_full import FULL
+from ..common.write_errors import FULL
 from .dtypes import ONNX, TORCH, stored_bytes
 from .quantize import BLOCK, INTEGERS, SCALES, packed
 
@@ -99,10 +100,10 @@ class WeightStore:
             return self._slots[ref]
         shapes = [self._reader(n).shape(n) for n in ref.names]
         joined = (sum(s[0] for s in shapes), *shapes[0][1:]) if shapes[0] else ()
-        found = tuple(reversed(joined)) if ref.transpose else joined
-        if found != ref.shape:
+        stored_shape = tuple(reversed(joined)) if ref.transpose else joined
+        if stored_shape != ref.shape:
             raise ExportError(
-                f"tensor {' + '.join(ref.names)} has shape {found} in the checkpoint, not {ref.shape}"
+                f"tensor {' + '.join(ref.names)} has shape {stored_shape} in the checkpoint, not {ref.shape}"
             )
         size = stored_bytes(self.stored_dtype(ref), math.prod(ref.shape))
         place = self._place(ref)

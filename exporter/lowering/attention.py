@@ -107,10 +107,10 @@ class Attentions:
         if len(parts) == 1:
             return [weights]
         write, keys = self._write, parts[0].keys
-        rows = None if keys.shape is None else keys.shape[2]
+        cache_len = None if keys.shape is None else keys.shape[2]
         cut = (
-            write.integers(rows)
-            if isinstance(rows, int)
+            write.integers(cache_len)
+            if isinstance(cache_len, int)
             else write.add("Shape", keys, dtype=ir.DataType.INT64, start=2, end=3)
         )
         axis = write.integers(3)

@@ -34,12 +34,12 @@ class Groups:
         """
         if groups == 1:
             return mask
-        found = self._masks.get((mask, groups))
-        if found is None:
+        result = self._masks.get((mask, groups))
+        if result is None:
             write, heads = self._write, kv_heads
-            found = mask
+            result = mask
             if size(mask, 1) == 1:
-                found, heads = write.add("Expand", mask, write.integers(1, groups, 1, 1)), 1
-            found = write.add("Reshape", found, write.integers(0, heads, -1, 0))
-            self._masks[mask, groups] = found
-        return found
+                result, heads = write.add("Expand", mask, write.integers(1, groups, 1, 1)), 1
+            result = write.add("Reshape", result, write.integers(0, heads, -1, 0))
+            self._masks[mask, groups] = result
+        return result

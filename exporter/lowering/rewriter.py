@@ -102,11 +102,13 @@ def typed(model: ir.Model) -> ir.Model:
 
 def size(value: ir.Value | None, axis: int) -> int:
     """A dimension that must be a number. Raises ExportError where it is not known."""
-    found = None if value is None or value.shape is None else value.shape[axis]
-    if not isinstance(found, int):
+    dimension = None if value is None or value.shape is None else value.shape[axis]
+    if not isinstance(dimension, int):
         name = "?" if value is None else value.name
-        raise ExportError(f"dimension {axis} of {name} must be a number to lower the graph, it is {found}")
-    return found
+        raise ExportError(
+            f"dimension {axis} of {name} must be a number to lower the graph, it is {dimension}"
+        )
+    return dimension
 
 
 def given(node: ir.Node, position: int) -> ir.Value:

@@ -19,37 +19,37 @@ def rms_norm(write: Rewriter, node: ir.Node) -> None:
     refuse_attributes(node, ("epsilon", "axis"))
     if number_of(node, "axis", -1) != -1:
         raise ExportError(f"RMSNormalization {node.name!r} is not over the last dimension")
-    rows, weight = given(node, 0), given(node, 1)
-    epsilon = write.constant(number_of(node, "epsilon", 1e-5), rows.dtype)
-    mean = write.add("ReduceMean", write.add("Mul", rows, rows), axes=[-1], keepdims=1)
+    operand, weight = given(node, 0), given(node, 1)
+    epsilon = write.constant(number_of(node, "epsilon", 1e-5), operand.dtype)
+    mean = write.add("ReduceMean", write.add("Mul", operand, operand), axes=[-1], keepdims=1)
     root = write.add("Sqrt", write.add("Add", mean, epsilon))
-    write.replace(node, write.add("Mul", write.add("Div", rows, root), weight))
+    write.replace(node, write.add("Mul", write.add("Div", operand, root), weight))
 
 
 def gelu(write: Rewriter, node: ir.Node) -> None:
     """x/2 × (1 + erf(x/√2)), or its approximation by tanh."""
     refuse_attributes(node, ("approximate",))
-    rows = given(node, 0)
+    operand = given(node, 0)
 
     def times(value: ir.Value, factor: float) -> ir.Value:
-        return write.add("Mul", value, write.constant(factor, rows.dtype))
+        return write.add("Mul", value, write.constant(factor, operand.dtype))
 
     approximate = node.attributes.get("approximate")
     if approximate is not None and approximate.as_string() == "tanh":
         # A cube beyond float16 becomes infinite, and its tanh 1: the result is right all the same.
-        cube = write.add("Mul", write.add("Mul", rows, rows), rows)
-        inner = write.add("Add", rows, times(cube, 0.044715))
+        cube = write.add("Mul", write.add("Mul", operand, operand), operand)
+        inner = write.add("Add", operand, times(cube, 0.044715))
         bent = write.add("Tanh", times(inner, math.sqrt(2 / math.pi)))
     else:
-        bent = write.add("Erf", times(rows, math.sqrt(0.5)))
-    share = write.add("Add", bent, write.constant(1.0, rows.dtype))
-    write.replace(node, write.add("Mul", times(rows, 0.5), share))
+        bent = write.add("Erf", times(operand, math.sqrt(0.5)))
+    share = write.add("Add", bent, write.constant(1.0, operand.dtype))
+    write.replace(node, write.add("Mul", times(operand, 0.5), share))
 
 
 def mish(write: Rewriter, node: ir.Node) -> None:
     """x × tanh(log(1 + eˣ)); an operator of its own from opset 18 on."""
-    rows = given(node, 0)
-    write.replace(node, write.add("Mul", rows, write.add("Tanh", write.add("Softplus", rows))))
+    operand = given(node, 0)
+    write.replace(node, write.add("Mul", operand, write.add("Tanh", write.add("Softplus", operand))))
 
 
 def rotary(write: Rewriter, node: ir.Node) -> None:
@@ -75,9 +75,9 @@ def rotary(write: Rewriter, node: ir.Node) -> None:
 def log_sum_exp(write: Rewriter, node: ir.Node) -> None:
     """log Σ eˣ over the highest x: TensorRT's parser takes the sum of eˣ itself, which overflows from x = 88 on."""
     refuse_attributes(node, ("keepdims", "noop_with_empty_axes"))
-    rows, axes = given(node, 0), _numbers(node, 1)
-    highest = write.add("ReduceMax", rows, axes=axes, keepdims=1)
-    powers = write.add("Exp", write.add("Sub", rows, highest))
+    operand, axes = given(node, 0), _numbers(node, 1)
+    highest = write.add("ReduceMax", operand, axes=axes, keepdims=1)
+    powers = write.add("Exp", write.add("Sub", operand, highest))
     total = write.add("ReduceSum", powers, write.integers(*axes), keepdims=1)
     result = write.add("Add", write.add("Log", total), highest)
     if not number_of(node, "keepdims", 1):
@@ -89,9 +89,9 @@ def squeeze(write: Rewriter, node: ir.Node) -> None:
     """Names the axes where none are given."""
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         return
-    rows = given(node, 0)
-    axes = [axis for axis in range(len(rows.shape or ())) if size(rows, axis) == 1]
-    write.replace(node, write.add("Squeeze", rows, write.integers(*axes)))
+    operand = given(node, 0)
+    axes = [axis for axis in range(len(operand.shape or ())) if size(operand, axis) == 1]
+    write.replace(node, write.add("Squeeze", operand, write.integers(*axes)))
 
 
 def split(write: Rewriter, node: ir.Node) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...runtime.common.locks import release, try_lock
-from ..common.disk_full import FULL
+from ..common.write_errors import FULL
 from .leftovers import new_folder, remove_leftovers
 
 _AT_FDCWD, _EXCHANGE = -100, 2

@@ -16,7 +16,7 @@ from ...runtime.commands.output import size
 from ...runtime.common.errors import BundleError, ExportError, OptionError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.common.locks import only_one, release, remove_left
-from ..common.disk_full import FULL
+from ..common.write_errors import FULL, unwritable
 from .exchange import take_place
 from .leftovers import new_folder, remove_leftovers
 
@@ -70,7 +70,7 @@ def _work_folder(output: Path, force: bool, only: bool, undone: contextlib.ExitS
         work, lock = new_folder(output)
     except OSError as error:
         raise_if_foreign(error)
-        raise OptionError(f"cannot write to {output.parent}: {error.strerror}") from error
+        raise unwritable(output.parent, error) from error
     undone.callback(release, lock)
     return work
 

@@ -1,6 +1,6 @@
 """One forward pass of the reference, with everything recorded that a graph takes or gives.
 
-Where modules are and what they read comes from the family (`Family.parts`, `Family.reference_inputs`).
+Where modules are and what they read comes from the family (`Family.parts`, `reference_inputs`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..families.common.base import Family, Parts
+from ..families.common.base import Family
+from ..families.common.parts import Parts
 
 Array = np.ndarray
 
@@ -64,10 +65,10 @@ class Captured:
             self.error is not None and self.final_hidden is not None and self.error.final_hidden is not None
         )
         width = self.final_hidden.shape[-1]
-        rows, error = (
+        hidden_states, error = (
             values.reshape(-1, width)[index] for values in (self.final_hidden, self.error.final_hidden)
         )
-        return torch.from_numpy(rows), torch.from_numpy(error)
+        return torch.from_numpy(hidden_states), torch.from_numpy(error)
 
 
 def capture(
@@ -94,7 +95,7 @@ def capture(
             output = model(**inputs, use_cache=True)
         embedded = _embed(family, parts.embed, ids, None if crossing else seen.get("image"))
         first_rows, residuals[0] = residuals[0], _array(embedded)
-        found = Captured(
+        captured = Captured(
             kind,
             ids.numpy(),
             _array(parts.embed(ids)),
@@ -111,10 +112,10 @@ def capture(
         )
         own, cross = caches(output, crossing)
         if crossing:
-            _add_source(found, family, parts.embed, inputs, seen, cross)
-    found.keys = [_array(layer.keys) for layer in own.layers]
-    found.values = [_array(layer.values) for layer in own.layers]
-    return found
+            _add_source(captured, family, parts.embed, inputs, seen, cross)
+    captured.keys = [_array(layer.keys) for layer in own.layers]
+    captured.values = [_array(layer.values) for layer in own.layers]
+    return captured
 
 
 def caches(output: Any, crossing: bool) -> tuple[Any, Any]:
@@ -124,7 +125,7 @@ def caches(output: Any, crossing: bool) -> tuple[Any, Any]:
 
 
 def _add_source(
-    found: Captured,
+    captured: Captured,
     family: Family,
     embed: nn.Module,
     inputs: Mapping[str, torch.Tensor],
@@ -134,26 +135,26 @@ def _add_source(
     """What cross-attention reads: a text encoder's states, or without one the image rows."""
     if "encoder" in seen:
         source = inputs["input_ids"]
-        found.source_ids = source.numpy()
-        found.encoder_hidden = _array(_embed(family, embed, source, seen.get("image")))
+        captured.source_ids = source.numpy()
+        captured.encoder_hidden = _array(_embed(family, embed, source, seen.get("image")))
         states, lengths = seen["encoder"], inputs["attention_mask"].sum(1).tolist()
     else:
         states = seen["image"]
         lengths = [states.shape[1]] * states.shape[0]
-    found.encoder_states, found.source_lengths = _array(states), lengths
-    found.cross_keys = [_array(layer.keys) for layer in cross.layers]
-    found.cross_values = [_array(layer.values) for layer in cross.layers]
+    captured.encoder_states, captured.source_lengths = _array(states), lengths
+    captured.cross_keys = [_array(layer.keys) for layer in cross.layers]
+    captured.cross_values = [_array(layer.values) for layer in cross.layers]
 
 
 def _embed(
     family: Family, embed: nn.Module, ids: torch.Tensor, image_embeds: torch.Tensor | None
 ) -> torch.Tensor:
     """Rows [B, N, E] of a prompt, image rows in the places of image tokens."""
-    rows = embed(ids)
+    embeds = embed(ids)
     if image_embeds is not None and family.image_token_id is not None:
-        rows = rows.clone()
-        rows[ids == family.image_token_id] = image_embeds.reshape(-1, image_embeds.shape[-1])
-    return rows
+        embeds = embeds.clone()
+        embeds[ids == family.image_token_id] = image_embeds.reshape(-1, image_embeds.shape[-1])
+    return embeds
 
 
 def _vision_inputs(inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
@@ -168,23 +169,27 @@ def residuals_at(
 ) -> Iterator[dict[int, Any]]:
     """Records what enters the layers at the cuts, and the final norm: arrays, or with `given` tensors, and `given`'s own
     enter in their place."""
-    found: dict[int, Any] = {}
+    residuals: dict[int, Any] = {}
     hooks: list[Any] = []
     for index, module in [*((i, layers[i]) for i in cuts if i < len(layers)), (len(layers), norm)]:
 
         def hook(_module: Any, args: Any, kwargs: Any, index: int = index) -> Any:
-            rows = args[0] if args else kwargs["hidden_states"]
+            hidden_states = args[0] if args else kwargs["hidden_states"]
             if given is None:
-                found[index] = _array(rows)
+                residuals[index] = _array(hidden_states)
                 return None
-            found[index] = rows
-            rows = widened(given.residuals[index] if index else given.input_embeds)
-            return ((rows, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": rows})
+            residuals[index] = hidden_states
+            hidden_states = widened(given.residuals[index] if index else given.input_embeds)
+            return (
+                ((hidden_states, *args[1:]), kwargs)
+                if args
+                else (args, kwargs | {"hidden_states": hidden_states})
+            )
 
         # Before a hook that loads parameters: a recorded input does not depend on them.
         hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
     try:
-        yield found
+        yield residuals
     finally:
         for hook in hooks:
             hook.remove()

@@ -15,9 +15,10 @@ from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint
 from ..common.memory import fits_whole, whole_parity_bytes
+from ..drafts import left_out
 from ..drafts.common.base import Draft
 from ..families.common.base import Family
-from ..families.common.layer_skip import Sublayers, disregarded
+from ..families.common.layer_skip import disregarded
 from ..families.registry import family_for
 from ..graphs.quantize import LIMITS
 from .capture import Captured, capture
@@ -65,39 +66,39 @@ def check_parity(
     whole = [
         draft.with_precision(None).stored_as(manifest.weights_dtype) for draft in drafts if draft.precision
     ]
-    rows = compared_rows(manifest.limits.max_length)
-    streamed = not fits_whole(_whole_bytes(bundle, family, rows), memory_limit, manifest.weights.total)
+    length = compared_rows(manifest.limits.max_length)
+    streamed = not fits_whole(_whole_bytes(bundle, family, length), memory_limit, manifest.weights.total)
     model = load_reference(checkpoint, manifest.weights_dtype, streamed=streamed)
     lm_head = any(draft.reads_lm_head for draft in drafts)
     exact = load_exact(checkpoint, manifest.weights_dtype)
     captures = []
-    for kind, inputs in compared_inputs(family, rows, streamed=streamed):
+    for kind, inputs in compared_inputs(family, length, streamed=streamed):
         captured = capture(model, family, kind, manifest.decoder.cuts, inputs, lm_head)
         captured.error = float32_errors(exact, family, manifest.decoder.cuts, inputs, captured)
         captured.without = _without(model, exact, family, manifest, kind, inputs)
         captures.append(captured)
     runner = GraphRunner(bundle.path, piecewise=streamed)
-    found = compare_graphs(bundle, runner, captures, stored, whole, progress)
+    parity_rows = compare_graphs(bundle, runner, captures, stored, whole, progress)
     runnable = manifest.model.family in FAMILIES
     if runnable:
-        found.append(compare_preparation(bundle, family))
+        parity_rows.append(compare_preparation(bundle, family))
     realistic = captures[-1]
     del captures
     gc.collect()
-    for row in found:
+    for row in parity_rows:
         if not row.ok:
             raise ExportError(
                 f"parity failed: {row.graph} differs from {row.reference} by {row.max_abs_difference:.3g} "
                 f"({row.relative_difference:.2g} of the largest value, {row.limit:.1e} allowed)"
             )
     if generation and streamed:
-        found.append(compare_first_tokens(bundle, runner, family, realistic, min(rows, FIRST_TOKENS)))
+        parity_rows.append(compare_first_tokens(bundle, runner, family, realistic, min(length, FIRST_TOKENS)))
     elif generation and runnable:
         if progress:
-            progress("generation", len(found), len(found) + 1)
+            progress("generation", len(parity_rows), len(parity_rows) + 1)
         del runner
-        found.append(compare_generation(bundle, family, model))
-    entries = [row.to_dict() for row in found]
+        parity_rows.append(compare_generation(bundle, family, model))
+    entries = [row.to_dict() for row in parity_rows]
     if streamed:
         for entry in entries:
             entry["streamed"] = True
@@ -108,15 +109,14 @@ def _without(
     model: Any, exact: Any, family: Family, manifest: Manifest, kind: str, inputs: Any
 ) -> Captured | None:
     """`Captured.without`, of the decoder in one piece; None where no draft leaves anything out."""
-    skipped = next((draft.skipped for draft in manifest.drafts if draft.skipped is not None), None)
-    if skipped is None:
+    skip, ends = left_out(manifest.drafts), (0, manifest.decoder.num_layers)
+    if skip is None:
         return None
-    skip, ends = Sublayers.of(skipped.attention, skipped.mlp), (0, manifest.decoder.num_layers)
     with disregarded(family.language, family.parts(model).layers, skip):
-        found = capture(model, family, kind, ends, inputs)
+        captured = capture(model, family, kind, ends, inputs)
     with disregarded(family.language, family.parts(exact).layers, skip):
-        found.error = float32_errors(exact, family, ends, inputs, found)
-    return found
+        captured.error = float32_errors(exact, family, ends, inputs, captured)
+    return captured
 
 
 def _precision(manifest: Manifest, draft: Draft) -> str | None:

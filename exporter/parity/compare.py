@@ -9,16 +9,15 @@ from functools import partial
 import numpy as np
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.bundle.interfaces import kept_attention, positions_shape
-from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, Limits, RelativeBias
-from ...runtime.bundle.text_layout import NOTHING, TextLayout
-from ...runtime.decoder.device.logits_processors import of_cycle, of_request
-from ...runtime.decoder.masks import CausalMask, encoder_mask, relations
-from ...runtime.decoder.token_tree import TokenTree
+from ...runtime.bundle.manifest import GraphInfo
+from ...runtime.decoder.masks import encoder_mask
+from ...runtime.drafts.layer_skip_options import kept_attention
 from ...runtime.engines.base import DTYPES
-from ...runtime.sampling.logits_processors import Processors
+from ...runtime.graphs.values import positions_shape
 from ..drafts.common.base import Draft
 from .capture import Captured
+from .host_masks import bias_of, masks_of
+from .numpy_graphs import WITHOUT_MODEL
 from .runner import GraphRunner
 from .tally import FLOOR, SHARE, ParityRow, Tally
 
@@ -48,9 +47,9 @@ def compare_graphs(
             progress(name, done, len(graphs))
         tally = Tally()
         reference = "torch"
-        if graph.role in _WITHOUT_MODEL:
+        if graph.role in WITHOUT_MODEL:
             reference = "numpy"
-            _WITHOUT_MODEL[graph.role](bundle, runner, graph, tally)
+            WITHOUT_MODEL[graph.role](bundle, runner, graph, tally)
         elif name in owners and graph.role not in _COMPARERS:
             run = partial(_run_with_tensors, bundle, runner, graph)
             for compared in owners[name].parity(name, run, captures):
@@ -60,8 +59,8 @@ def compare_graphs(
         else:
             for captured in captures:
                 _COMPARERS[graph.role](bundle, runner, graph, captured, tally)
-        inputs = "random" if graph.role in _WITHOUT_MODEL else "+".join(c.name for c in captures)
-        exact = graph.role == "embed" or graph.role in _WITHOUT_MODEL
+        inputs = "random" if graph.role in WITHOUT_MODEL else "+".join(c.name for c in captures)
+        exact = graph.role == "embed" or graph.role in WITHOUT_MODEL
         limits = {} if exact else {"share": SHARE, "floor": FLOOR}
         row = tally.row(name, reference, inputs, **limits)
         if name in unrounded and graph.role not in _COMPARERS:
@@ -76,8 +75,8 @@ def compare_graphs(
 def _distance(compared: Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]]) -> float:
     """The largest difference of what `Draft.parity` compares, of the largest value of its kind."""
     tally = Tally()
-    for kind, found, expected, _ in compared:
-        tally.add(kind, found, expected)
+    for kind, actual, expected, _ in compared:
+        tally.add(kind, actual, expected)
     return tally.furthest
 
 
@@ -90,18 +89,18 @@ def _run_with_tensors(
 
 
 def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
-    rows, error = c.image_embeds, _error(c).image_embeds
-    if rows is None or error is None:
+    image_embeds, error = c.image_embeds, _error(c).image_embeds
+    if image_embeds is None or error is None:
         return  # text alone
-    width = rows.shape[-1]
-    found = [runner.run(graph.file, inputs)["image_rows"].reshape(-1, width) for inputs in c.vision]
-    tally.add("rows", np.concatenate(found), rows.reshape(-1, width), error.reshape(-1, width))
+    width = image_embeds.shape[-1]
+    outputs = [runner.run(graph.file, inputs)["image_rows"].reshape(-1, width) for inputs in c.vision]
+    tally.add("rows", np.concatenate(outputs), image_embeds.reshape(-1, width), error.reshape(-1, width))
 
 
 def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     assert c.encoder_states is not None
-    found = run_encoder(bundle, runner, graph, c)
-    tally.add("states", found, c.encoder_states, _error(c).encoder_states)
+    states = run_encoder(bundle, runner, graph, c)
+    tally.add("states", states, c.encoder_states, _error(c).encoder_states)
 
 
 def run_encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured) -> np.ndarray:
@@ -110,7 +109,7 @@ def run_encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captur
     assert info is not None and c.encoder_hidden is not None
     batch, source, _ = c.encoder_hidden.shape
     mask = np.empty((batch, info.num_heads, source, source), np.float32)
-    table, distance = _bias(bundle, info.relative_bias)
+    table, distance = bias_of(bundle, info.relative_bias)
     encoder_mask(mask, c.source_lengths, table, distance)
     feeds = {"encoder_rows": c.encoder_hidden, "encoder_mask": mask}
     return runner.run(graph.file, feeds)["encoder_states"]
@@ -118,10 +117,10 @@ def run_encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captur
 
 def _cross_kv(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     assert c.encoder_states is not None
-    found, error = runner.run(graph.file, {"encoder_states": c.encoder_states}), _error(c)
+    outputs, error = runner.run(graph.file, {"encoder_states": c.encoder_states}), _error(c)
     for i in range(bundle.manifest.decoder.num_layers):
-        tally.add("keys", found[f"cross_key.{i}"], c.cross_keys[i], error.cross_keys[i])
-        tally.add("values", found[f"cross_value.{i}"], c.cross_values[i], error.cross_values[i])
+        tally.add("keys", outputs[f"cross_key.{i}"], c.cross_keys[i], error.cross_keys[i])
+        tally.add("values", outputs[f"cross_value.{i}"], c.cross_values[i], error.cross_values[i])
 
 
 def _embed(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
@@ -151,15 +150,15 @@ def _layers(
 ) -> None:
     """Rows after layers [first, end), and keys and values of those that attend."""
     error, last = _error(c), ends[1]
-    steps, found = run_layers(bundle, runner, graph, c, ends[0], attention)
-    for (start, end), outputs in zip(steps, found, strict=True):
+    steps, runs = run_layers(bundle, runner, graph, c, ends[0], attention)
+    for (start, end), outputs in zip(steps, runs, strict=True):
         expected = (x.residuals[last][:, start:end] for x in (c, error))
         tally.add("hidden", outputs["hidden_out"], *expected)
     count = c.residuals[ends[0]].shape[1]
     for i in attention:
         for kind, expected, differs in (("key", c.keys, error.keys), ("value", c.values, error.values)):
-            rows = found[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
-            tally.add(f"{kind}s", rows, expected[i], differs[i])
+            cache = runs[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
+            tally.add(f"{kind}s", cache, expected[i], differs[i])
 
 
 def run_layers(
@@ -171,19 +170,19 @@ def run_layers(
     decoder = bundle.manifest.decoder
     hidden = c.residuals[first]
     batch, count, _ = hidden.shape
-    cache_rows = count + SPARE
+    cache_len = count + SPARE
     noise = np.random.default_rng(3)
-    shape = (batch, decoder.num_kv_heads, cache_rows, decoder.head_dim)
+    shape = (batch, decoder.num_kv_heads, cache_len, decoder.head_dim)
     layers = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in attention]
     stale = noise.standard_normal(shape, np.float32)  # one for all layers: they may be many and large
-    masks = _masks(bundle, cache_rows)
+    masks = masks_of(bundle, cache_len)
     positions = positions_shape(decoder.position, first)
     steps = ((0, count - 5), (count - 5, count - 4), (count - 4, count))
     runs: list[dict[str, np.ndarray]] = []
     for start, end in steps:
-        mask = np.empty((batch, decoder.mask_heads, end - start, cache_rows), DTYPES[decoder.mask_dtype])
-        for row in range(batch):
-            masks.chain(mask, row, start, end - start)
+        mask = np.empty((batch, decoder.mask_heads, end - start, cache_len), DTYPES[decoder.mask_dtype])
+        for batch_index in range(batch):
+            masks.chain(mask, batch_index, start, end - start)
         feeds = {
             "hidden": np.ascontiguousarray(hidden[:, start:end]),
             "write_indices": np.full(batch, start, np.int64),
@@ -218,118 +217,18 @@ def _cross(c: Captured, layers: Sequence[int], width: int) -> dict[str, np.ndarr
     return feeds
 
 
-def _bias(bundle: Bundle, info: RelativeBias | None) -> tuple[np.ndarray | None, int]:
-    """(table of the bundle, its largest distance), as the runtime's masks take them."""
-    return (None, 128) if info is None else (bundle.tensor(info.tensor), info.max_distance)
-
-
-def _masks(bundle: Bundle, cache_rows: int) -> CausalMask:
-    decoder = bundle.manifest.decoder
-    bias = _bias(bundle, decoder.relative_bias)
-    return CausalMask(cache_rows, decoder.mask_heads, DTYPES[decoder.mask_dtype], *bias)
-
-
 def _head(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     hidden = c.residuals[bundle.manifest.decoder.num_layers]
     count = hidden.shape[0] * hidden.shape[1]
     index = np.arange(count, dtype=np.int64)[::-3].copy()
-    found = run_head(runner, graph, hidden, index)
-    tally.add("logits", found, *(x.logits.reshape(count, -1)[index] for x in (c, _error(c))))
+    logits = run_head(runner, graph, hidden, index)
+    tally.add("logits", logits, *(x.logits.reshape(count, -1)[index] for x in (c, _error(c))))
 
 
 def run_head(runner: GraphRunner, graph: GraphInfo, hidden: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Logits [R, V] of rows of `hidden` [B, N, E], by their index int64 [R] among all."""
     return runner.run(graph.file, {"hidden": hidden, "row_index": index})["logits"]
 
-
-def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
-    decoder = bundle.manifest.decoder
-    random = np.random.default_rng(5)
-    shape = (2, decoder.num_kv_heads, 12, decoder.head_dim)
-    names = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in range(decoder.num_layers)]
-    caches = {n: random.standard_normal(shape, np.float32) for n in names}
-    source, write = np.array([[4, 6, 9], [3, 7, 8]], np.int64), np.array([4, 2], np.int64)
-    found = runner.run(graph.file, {"source_rows": source, "write_indices": write, **caches})
-    for name in names:
-        expected = caches[name].copy()
-        for row in range(2):
-            expected[row, :, write[row] : write[row] + 3] = caches[name][row][:, source[row]]
-        tally.add("caches", found[f"updated_{name}"], expected)
-
-
-def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
-    """A tree and a shorter chain behind other lengths, then the tree's last nodes alone, against the masks that the host
-    makes."""
-    decoder, slots = bundle.manifest.decoder, 24
-    masks = _masks(bundle, slots)
-    trees, starts = [TokenTree([0, 1, 2, 3, 4], [-1, 0, 0, 2, 3]), TokenTree.chain([0, 1, 2])], [7, 16]
-    expected = np.empty((2, decoder.mask_heads, 5, slots), DTYPES[decoder.mask_dtype])
-    for row, (tree, start) in enumerate(zip(trees, starts, strict=True)):
-        masks.tree(expected, row, start, tree)
-    depths, ancestors = (np.stack(each) for each in zip(*(relations(t, 5) for t in trees), strict=True))
-    first = np.array([7, 12])
-    feeds = {"start": np.array(starts), "slots": np.arange(slots), "distance_bias": masks.distance_bias}
-    feeds |= {"first_positions": first, "slot_depths": depths}
-    for rows in (slice(0, 5), slice(3, 5)):
-        feeds |= {"depths": depths[:, rows], "ancestors": ancestors[:, rows]}
-        found = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
-        tally.add("masks", found["attn_mask"].astype(np.float32), expected[:, :, rows].astype(np.float32))
-        if "positions" in found:
-            places = np.broadcast_to(first[:, None] + depths[:, rows], found["positions"].shape)
-            tally.add("positions", found["positions"].astype(np.float32), places.astype(np.float32))
-
-
-def _process(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
-    """A tree behind a history of few different tokens, some of which are new to the device, against what the host does to
-    logits."""
-    manifest = bundle.manifest
-    vocabulary, limits = manifest.tensors["embedding_table"].shape[0], manifest.limits
-    random = np.random.default_rng(7)
-    few = random.permutation(vocabulary)[:4].tolist()
-    history = [few[i] for i in (0, 1, 2, 3, 1, 2, 0, 0, 1)]
-    tree = TokenTree([few[i] for i in (1, 2, 3, 1, 2)], [-1, 0, 0, 2, 3])
-    info = GenerationInfo(
-        repetition_penalty=1.3, suppress_tokens=[1, vocabulary - 1], min_length=len(history) + 2
-    )
-    if graph.role == "repeats":
-        info.no_repeat_ngram_size, info.bad_words_ids = 2, [[few[1], few[3], few[1], few[3]], few[:3]]
-    host = Processors(info, few[3:], history)
-    raw = random.standard_normal((len(tree), vocabulary), np.float32)
-    raw[:, few] += 1.0
-    unknown = min(3, limits.max_width)  # no more is told in a cycle
-    feeds = device_feeds(host, tree, limits, vocabulary, unknown) | {"raw_logits": raw}
-    said = feeds["said"].copy()
-    found = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
-    paths = [[tree.tokens[j] for j in np.flatnonzero(row)[1:]] for row in tree.ancestors]
-    expected = np.stack([host.apply(row, path) for row, path in zip(raw, paths, strict=True)])
-    hidden = np.float32(-1e9)  # the host bans with an infinity, whose differences are no numbers
-    tally.add("logits", np.maximum(found["logits"], hidden), np.maximum(expected, hidden))
-    end = int(feeds["end"][0])
-    said[end + 1 - len(history) : end + 1] = history
-    tally.add("said", found["said_now"].astype(np.float32), said.astype(np.float32))
-
-
-def device_feeds(
-    host: Processors, tree: TokenTree, limits: Limits, vocabulary: int, unknown: int
-) -> dict[str, np.ndarray]:
-    """What the graphs `penalties` and `repeats` read beside logits, of a device that knows all but the `unknown` last tokens of
-    the history."""
-    changes, layout = host.on_device, TextLayout.of(limits)
-    assert changes is not None
-    feeds = of_request(changes, layout, vocabulary) | of_cycle(changes, layout, vocabulary, limits.max_width)
-    end, (depths, ancestors) = feeds["end"].item(), relations(tree, len(tree))
-    feeds["said"][end + 1 - unknown : end + 1] = NOTHING
-    nodes = {
-        "tokens": np.array(tree.tokens),
-        "token_depths": depths,
-        "depths": depths,
-        "ancestors": ancestors,
-    }
-    return feeds | nodes
-
-
-_WITHOUT_MODEL = {"commit": _commit, "mask": _mask, "penalties": _process, "repeats": _process}
-"""Graphs that are compared with numpy, on inputs of their own."""
 
 _COMPARERS = {
     "vision": _vision, "encoder": _encoder, "cross_kv": _cross_kv, "embed": _embed, "segment": _segment, "head": _head,

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from ..common.float64 import float64_arithmetic
-from ..families.common.base import Family, Parts
+from ..families.common.base import Family
+from ..families.common.parts import Parts
 from .capture import Array, Captured, caches, recorded_parts, residuals_at, widened
 
 
@@ -48,7 +49,11 @@ def float32_errors(
             given.name,
             empty,
             empty,
-            {index: error(given.residuals[index], rows) for index, rows in residuals.items() if index},
+            {
+                index: error(given.residuals[index], hidden_states)
+                for index, hidden_states in residuals.items()
+                if index
+            },
             errors(given.keys, own.layers, "keys"),
             errors(given.values, own.layers, "values"),
             error(given.logits, output.logits),

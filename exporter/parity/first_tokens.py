@@ -28,15 +28,15 @@ def compare_first_tokens(
     """
     logits = chained_logits(bundle, runner, family, captured, length)
     expected = captured.logits[:, -length:].reshape(logits.shape)
-    found, best = logits.argmax(-1), expected.argmax(-1)
-    margins = expected.max(-1) - np.take_along_axis(expected, found[:, None], -1)[:, 0]
-    for token, other, margin in zip(found, best, margins, strict=True):
+    tokens, best = logits.argmax(-1), expected.argmax(-1)
+    margins = expected.max(-1) - np.take_along_axis(expected, tokens[:, None], -1)[:, 0]
+    for token, other, margin in zip(tokens, best, margins, strict=True):
         if margin >= NEAR_TIE:
             raise ExportError(
                 f"parity failed: the bundle's first token is {token}, the model's {other} (margin {margin:.3g}), though every "
                 "graph by itself agrees"
             )
-    return ParityRow("first tokens", "torch", captured.name, len(found), 0.0, 0.0, 0.0)
+    return ParityRow("first tokens", "torch", captured.name, len(tokens), 0.0, 0.0, 0.0)
 
 
 def chained_logits(
@@ -47,27 +47,28 @@ def chained_logits(
     by_role = {graph.role: graph for graph in graphs.values()}
     width = bundle.manifest.decoder.hidden_size
     pictures = [runner.run(by_role["vision"].file, given)["image_rows"] for given in captured.vision]
-    image_rows = np.concatenate([found.reshape(-1, width) for found in pictures]) if pictures else None
+    image_embeds = np.concatenate([each.reshape(-1, width) for each in pictures]) if pictures else None
 
     def embed(ids: np.ndarray) -> np.ndarray:
-        found = runner.run(by_role["embed"].file, {"token_ids": ids, "embedding_table": table})["hidden"]
+        outputs = runner.run(by_role["embed"].file, {"token_ids": ids, "embedding_table": table})
+        hidden_states = outputs["hidden"]
         marks = ids == family.image_token_id
-        if image_rows is not None and marks.any():  # a decoder behind an encoder reads none
-            found[marks] = image_rows
-        return found
+        if image_embeds is not None and marks.any():  # a decoder behind an encoder reads none
+            hidden_states[marks] = image_embeds
+        return hidden_states
 
     chained = replace(captured, residuals={})
     if captured.source_ids is not None:
         chained.encoder_hidden = embed(captured.source_ids)
         chained.encoder_states = run_encoder(bundle, runner, by_role["encoder"], chained)
     elif family.decoder.cross_attention:
-        assert image_rows is not None
-        chained.encoder_states = image_rows.reshape(len(captured.token_ids), -1, width)
+        assert image_embeds is not None
+        chained.encoder_states = image_embeds.reshape(len(captured.token_ids), -1, width)
     if chained.encoder_states is not None:
-        found = runner.run(by_role["cross_kv"].file, {"encoder_states": chained.encoder_states})
+        cross = runner.run(by_role["cross_kv"].file, {"encoder_states": chained.encoder_states})
         layers = range(family.decoder.num_layers)
-        chained.cross_keys = [found[f"cross_key.{i}"] for i in layers]
-        chained.cross_values = [found[f"cross_value.{i}"] for i in layers]
+        chained.cross_keys = [cross[f"cross_key.{i}"] for i in layers]
+        chained.cross_values = [cross[f"cross_value.{i}"] for i in layers]
     chained.residuals[0] = embed(captured.token_ids)
     for graph in graphs.values():
         if graph.role == "segment":

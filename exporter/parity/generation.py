@@ -31,7 +31,7 @@ def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_token
     budget = min(max_new_tokens, max(1, limits.max_length // 2))
     with Session.load(bundle, device="cpu") as session:
         result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, speculative=False)
-    found = [int(t) for t in result.tokens]
+    tokens = [int(t) for t in result.tokens]
     inputs = collate(family, [family.reference_prompt(image, prompt)], left=True)
     with torch.no_grad(), _without(model, bundle.manifest.generation.ignored):
         output = model.generate(
@@ -39,17 +39,17 @@ def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_token
             return_dict_in_generate=True,
         )  # fmt: skip
     expected = output.sequences[0, -len(output.scores) :].tolist()
-    compared = first_difference(found, expected)
+    compared = first_difference(tokens, expected)
     if compared is not None:
-        if compared >= len(expected) or compared >= len(found):
+        if compared >= len(expected) or compared >= len(tokens):
             raise ExportError(
-                f"the runtime stopped after {len(found)} tokens, transformers after {len(expected)}: {found} and {expected}"
+                f"the runtime stopped after {len(tokens)} tokens, transformers after {len(expected)}: {tokens} and {expected}"
             )
         best = torch.topk(output.scores[compared][0].float(), 2).values
         margin = float(best[0] - best[1])
         if margin >= NEAR_TIE:
             raise ExportError(
-                f"the bundle's greedy output differs from transformers' at token {compared} ({found[compared]} instead of "
+                f"the bundle's greedy output differs from transformers' at token {compared} ({tokens[compared]} instead of "
                 f"{expected[compared]}, margin {margin:.3g})"
             )
     count = len(expected) if compared is None else compared

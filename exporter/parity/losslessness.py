@@ -118,24 +118,28 @@ def _arms(manifest: Manifest, drafts: Sequence[DraftInfo]) -> list[tuple[str, st
     """What is called how, the draft that it decodes with, and options of `generate`."""
     nodes = min(NODES, manifest.widest_tree - 1)
     arms: list[tuple[str, str, dict[str, Any]]] = [(draft.name, draft.name, {}) for draft in drafts]
-    arms += [(f"{draft.name} (trees)", draft.name, {"draft_nodes": nodes}) for draft in drafts if draft.ranks]
+    arms += [
+        (f"{draft.name} (trees)", draft.name, {"draft_nodes": nodes})
+        for draft in drafts
+        if draft.options.offers_trees
+    ]
     return [*arms, (f"{WRONG} ({drafts[0].name})", drafts[0].name, {})]
 
 
-def failures(length: Sequence[LosslessRow]) -> list[str]:
+def failures(rows: Sequence[LosslessRow]) -> list[str]:
     """What breaks the rule, as sentences; none means lossless."""
-    found = [
+    problems = [
         f"with draft {row.draft}, {row.different} of {row.requests} requests differ from plain decoding"
-        for row in length
+        for row in rows
         if row.different
     ]
-    ties, tokens = sum(len(row.near_ties) for row in length), sum(row.tokens for row in length)
+    ties, tokens = sum(len(row.near_ties) for row in rows), sum(row.tokens for row in rows)
     allowed = max(1, tokens // TOKENS_PER_NEAR_TIE)
     if ties > allowed:
-        found.append(
+        problems.append(
             f"{ties} near-ties in {tokens} tokens; at most {allowed} (1 per {TOKENS_PER_NEAR_TIE:,}) can be chance"
         )
-    return found
+    return problems
 
 
 def plain_margin(session: Session, request: tuple[Any, Any], token: int) -> float:
@@ -145,7 +149,7 @@ def plain_margin(session: Session, request: tuple[Any, Any], token: int) -> floa
     result = session.generate(image=image, prompt=prompt, max_new_tokens=token + 1, speculative=False)
     if len(result.tokens) <= token:
         return float("inf")
-    manifest, logits = bundle.manifest, session.decoder.last_logits()
+    manifest, logits = bundle.manifest, session.decoder.heads.last_logits()
     prepared = get_family(manifest.model.family).prepare(bundle, image, prompt)
     before = decoder_ids(manifest, prepared).tolist()
     processors = Processors.from_info(manifest.generation, manifest.text.eos_token_ids, before)
@@ -173,9 +177,9 @@ def _compare(
         at = first_difference(tokens, result.tokens)
         if at is None:
             continue
-        found = margin(index, at)
-        if found < NEAR_TIE:
-            row.near_ties.append(NearTie(index, at, found))
+        gap = margin(index, at)
+        if gap < NEAR_TIE:
+            row.near_ties.append(NearTie(index, at, gap))
         else:
             row.different += 1
             row.first_difference = row.first_difference or (index, at)

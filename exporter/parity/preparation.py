@@ -34,10 +34,10 @@ def compare_preparation(bundle: Source, family: Family) -> ParityRow:
         _compare(runtime.prepare(bundle, image, prompt), family, image, prompt, tally)
     for image, messages in _conversations(bundle, family):
         try:
-            found = runtime.prepare(_without_limit(bundle), image, messages)
+            prepared = runtime.prepare(_without_limit(bundle), image, messages)
         except PromptError:
             continue  # a template without such turns: the runtime refuses them, and nothing is to compare
-        _compare(found, family, image, messages, tally)
+        _compare(prepared, family, image, messages, tally)
     return tally.row("preparation", "transformers", "realistic", floor=PIXELS)
 
 
@@ -61,12 +61,12 @@ def _conversations(bundle: Source, family: Family) -> Iterator[tuple[Any, list[d
         yield odd_picture(0), turns
 
 
-def _compare(found: Prepared, family: Family, image: Any, prompt: Any, tally: Tally) -> None:
+def _compare(prepared: Prepared, family: Family, image: Any, prompt: Any, tally: Tally) -> None:
     """One request as the runtime laid it out, against the model's own processor."""
     expected = family.reference_prompt(image, prompt)
-    decoded = found.token_ids if found.decoder_ids is None else found.decoder_ids
+    decoded = prepared.token_ids if prepared.decoder_ids is None else prepared.decoder_ids
     for what, ids, wanted in (
-        ("prompt", found.token_ids, expected.input_ids),
+        ("prompt", prepared.token_ids, expected.input_ids),
         ("decoder's prompt", decoded, decoder_prefix(expected)),
     ):
         if wanted and tuple(ids.tolist()) != wanted:
@@ -76,7 +76,7 @@ def _compare(found: Prepared, family: Family, image: Any, prompt: Any, tally: Ta
             )
         tally.values += len(wanted)
     if expected.positions is not None:
-        places = found.positions if found.positions is not None else np.arange(len(found.token_ids))
+        places = prepared.positions if prepared.positions is not None else np.arange(len(prepared.token_ids))
         if not np.array_equal(np.broadcast_to(places, expected.positions.shape), expected.positions):
             raise ExportError(
                 f"parity failed: the runtime's positions of {prompt!r} and a picture are not the model's own"
@@ -84,6 +84,6 @@ def _compare(found: Prepared, family: Family, image: Any, prompt: Any, tally: Ta
     if family.vision is None or expected.vision is None:
         return
     runs = family.vision.runs({name: values.numpy() for name, values in expected.vision.items()})
-    for inputs, wanted in zip(found.vision, runs, strict=True):
+    for inputs, wanted in zip(prepared.vision, runs, strict=True):
         for name, values in wanted.items():
             tally.add(name, inputs[name], values)

@@ -9,6 +9,7 @@ import torch
 
 from ..common.memory import RecordedMemory
 from ..families.common.base import Family
+from ..families.common.reference import reference_inputs
 
 KINDS = ("random", "realistic")
 SEED = 11
@@ -27,7 +28,7 @@ def compared_inputs(
     hundreds of rows of random pixels tell no more than those of the one picture, and cost a large model minutes."""
     for kind in KINDS:
         pictures = not streamed or family.needs_picture
-        yield kind, family.reference_inputs(kind, SEED, length, pictures=pictures)
+        yield kind, reference_inputs(family, kind, SEED, length, pictures=pictures)
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,16 @@ class RowCount:
 
 def row_counts(family: Family, length: int, *, streamed: bool) -> list[RowCount]:
     """Of each of `compared_inputs`."""
-    found = []
+    counts = []
     for _, inputs in compared_inputs(family, length, streamed=streamed):
         if not family.decoder.cross_attention:
-            found.append(RowCount(inputs["input_ids"].numel()))
+            counts.append(RowCount(inputs["input_ids"].numel()))
             continue
         encoded = "input_ids" in inputs
         pictures = 0 if family.vision is None else family.vision.num_embeds or 0
         source = inputs["input_ids"].numel() if encoded else pictures
-        found.append(RowCount(inputs["decoder_input_ids"].numel(), source, encoded))
-    return found
+        counts.append(RowCount(inputs["decoder_input_ids"].numel(), source, encoded))
+    return counts
 
 
 def recorded_memory(family: Family, counts: Sequence[RowCount]) -> RecordedMemory:

@@ -48,12 +48,12 @@ class GraphRunner:
         if self._open is None or self._open[0] != file:
             self._open = None  # its weights go before the next graph's come
             self._open = (file, self._session(self.folder / file))
-        found: list[dict[str, np.ndarray]] = []
+        results: list[dict[str, np.ndarray]] = []
         for feeds in runs:
-            before = found[-1] if found else {}
+            before = results[-1] if results else {}
             given = {name: before.pop(output) for output, name in carried.items() if output in before}
-            found.append(self._outputs(self._open[1], {**feeds, **given}, file))
-        return found
+            results.append(self._outputs(self._open[1], {**feeds, **given}, file))
+        return results
 
     def _session(self, path: Path) -> ort.InferenceSession:
         try:
@@ -110,9 +110,9 @@ class GraphRunner:
                 piece_file.write_bytes(made_model.SerializeToString())
                 session = self._session(piece_file)
                 for at, known in enumerate(values):
-                    found = self._outputs(session, {i: known[i] for i in inputs}, file)
+                    results = self._outputs(session, {i: known[i] for i in inputs}, file)
                     # Copied: they are views into the session's arena, all of which would stay with them.
-                    known.update({name: array.copy() for name, array in found.items()})
+                    known.update({name: array.copy() for name, array in results.items()})
                     for name in [n for n in known if n not in wanted and readers.get(n, -1) <= number]:
                         del known[name]
                     for output in outputs:

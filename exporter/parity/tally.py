@@ -74,17 +74,17 @@ class Tally:
         self._kinds: dict[str, _Kind] = {}
 
     def add(
-        self, kind: str, found: np.ndarray, expected: np.ndarray, error: np.ndarray | None = None
+        self, kind: str, actual: np.ndarray, expected: np.ndarray, error: np.ndarray | None = None
     ) -> None:
         """`expected` is PyTorch's, `error` what it has too much of, as float64 shows; None: nothing."""
         tally = self._kinds.setdefault(kind, _Kind())
-        if found.shape != expected.shape:
+        if actual.shape != expected.shape:
             tally.ours = float("inf")
             return
-        self.values += found.size
-        if not found.size:
+        self.values += actual.size
+        if not actual.size:
             return
-        difference = found.astype(np.float64) - expected
+        difference = actual.astype(np.float64) - expected
         if error is not None:
             difference += error
             tally.theirs = max(tally.theirs, float(np.max(np.abs(error))))

@@ -13,8 +13,9 @@ from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..common.adapter_names import check_merged
 from ..common.memory import return_large_buffers
-from ..drafts import open_draft, shipped_drafts
+from ..drafts import left_out
 from ..drafts.common.base import Draft
+from ..drafts.folders import open_draft, shipped_drafts
 from . import check_parity
 from .losslessness import LosslessRow, check_losslessness, failures
 
@@ -45,22 +46,34 @@ class VerifyReport:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifySettings:
+    """How losslessness and parity are checked."""
+
+    prompts: int = 3
+    """Requests of losslessness."""
+    max_new_tokens: int = 24
+    """Of each."""
+    images: Sequence[Any] = ()
+    """What `Session.generate` takes, in place of generated ones."""
+    parity_memory: int | None = None
+    """Bytes of parameters from which parity goes layer by layer; None: when they would not fit."""
+    device: str = "cpu"
+    """Of losslessness, as `Session.load` has it. Parity is a CPU's."""
+
+
 def verify_bundle(
     folder: Path,
     model: str,
-    *,
     draft_folders: Sequence[Path] = (),
-    prompts: int = 3,
-    max_new_tokens: int = 24,
-    images: Sequence[Any] = (),
-    parity_memory: int | None = None,
+    settings: VerifySettings | None = None,
+    *,
     progress: Callable[[str, int, int], None] | None = None,
-    device: str = "cpu",
     adapter: str | None = None,
 ) -> VerifyReport:
     """Checks a bundle against the model it was built from. Raises BundleError for a bundle that cannot be opened and
-    OptionError for an unknown model; differences are reported, not raised. `images`: what `Session.generate` takes; `adapter`: as `open_checkpoint` takes it; `device`: where losslessness is checked, as
-    `Session.load` has it (parity is a CPU's)."""
+    OptionError for an unknown model; differences are reported, not raised. `adapter`: as `open_checkpoint` takes it."""
+    settings = settings or VerifySettings()
     return_large_buffers()
     bundle = Bundle.open(folder)
     check_merged(bundle.manifest.model, adapter)
@@ -76,10 +89,10 @@ def verify_bundle(
     report.files_checked = bundle.check_sums(progress=checked)
     checkpoint = open_checkpoint(model, adapter=adapter)
     report.notes += checkpoint.notices
-    found = fingerprint(checkpoint)
-    if found != bundle.manifest.model.fingerprint:
+    identity = fingerprint(checkpoint)
+    if identity != bundle.manifest.model.fingerprint:
         report.failures.append(
-            f"the bundle was built from other weights ({bundle.manifest.model.fingerprint[:19]}) than {model} ({found[:19]})"
+            f"the bundle was built from other weights ({bundle.manifest.model.fingerprint[:19]}) than {model} ({identity[:19]})"
         )
         return report
     drafts = _drafts(bundle, checkpoint, draft_folders, report)
@@ -89,14 +102,16 @@ def verify_bundle(
             bundle,
             checkpoint,
             drafts=drafts,
-            memory_limit=parity_memory,
+            memory_limit=settings.parity_memory,
             generation=runnable,
             progress=(lambda _name, done, total: progress("parity", done, total)) if progress else None,
         )
     except ExportError as error:
         report.failures.append(str(error))
     if runnable:
-        rows = check_losslessness(bundle, prompts, max_new_tokens, images, progress, device)
+        rows = check_losslessness(
+            bundle, settings.prompts, settings.max_new_tokens, settings.images, progress, settings.device
+        )
         report.lossless = rows
         if not rows:
             report.notes.append("the bundle has no draft: losslessness was not checked")
@@ -116,18 +131,18 @@ def _drafts(
     known = [(path, open_draft(path)) for path in folders]
     known += [(None, draft) for draft in shipped_drafts(checkpoint.alias)]
     wanted = {d.name: d for d in bundle.manifest.drafts if d.graphs}
-    found: dict[str, Draft] = {}
+    drafts: dict[str, Draft] = {}
     for path, draft in known:
         entry = wanted.get(draft.name)
         if entry is not None and entry.fingerprint in (None, draft.fingerprint):
-            found.setdefault(draft.name, draft)
+            drafts.setdefault(draft.name, draft)
         elif path is not None:
             report.failures.append(
                 f"--draft {path}: the bundle holds no draft of these weights "
                 f"({draft.name}, {str(draft.fingerprint)[:19]})"
             )
     for name, entry in wanted.items():
-        if name not in found and entry.skipped is None:  # of which the manifest says all
+        if name not in drafts and left_out([entry]) is None:  # of which the manifest says all
             graphs = ", ".join(entry.graphs.values())
             report.notes.append(f"{graphs} was not compared: give its draft's folder with --draft")
-    return list(found.values())
+    return list(drafts.values())

@@ -16,18 +16,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .request import BuildReport, BuildRequest
+from .request import BuildRequest
 
 if TYPE_CHECKING:
     from .build import build_bundle
+    from .report import BuildReport
 
 __all__ = ["BuildReport", "BuildRequest", "build_bundle"]
 
 
 def __getattr__(name: str) -> Any:
-    """`build_bundle` needs PyTorch; a request does not."""
-    if name != "build_bundle":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .build import build_bundle
+    """`build_bundle` needs PyTorch, a report pydantic; a request needs neither."""
+    if name == "build_bundle":
+        from .build import build_bundle
 
-    return build_bundle
+        return build_bundle
+    if name == "BuildReport":
+        from .report import BuildReport
+
+        return BuildReport
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,8 +11,10 @@ from .checks import SPARE_BYTES
 from .example import write_example
 from .export import Exported, export
 from .links import linked_shards
-from .prepare import Prepared, identify, prepare
-from .request import BuildReport, BuildRequest, GraphReport, Progress
+from .prepare import identify, prepare
+from .prepared import Prepared
+from .report import BuildReport, GraphReport
+from .request import BuildRequest, Progress
 from .text import write_tokenizer
 from .timing import Stages
 from .write import write_graphs

@@ -22,6 +22,7 @@ from ...runtime.families.chat import chat_ids
 from ...runtime.text.meter import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..common.one_line import first_line
+from ..families.common.reference import reference_inputs
 from ..families.common.sample_inputs import CONVERSATIONS, SENTENCE, Sample, odd_picture
 from ..graphs.meta_model import signature
 from ..graphs.traced_module import TraceInput, trace
@@ -29,7 +30,7 @@ from .text import core_tokenizer, template_file
 
 if TYPE_CHECKING:
     from ..families.common.base import Family
-    from .prepare import Prepared
+    from .prepared import Prepared
 
 SPARE_BYTES = 16 << 20
 """Disk space asked for beyond the weights: graphs, tokenizer, manifest."""
@@ -54,8 +55,8 @@ def check_shapes(prepared: Prepared) -> None:
     for name, shape in checkpoint.names.shapes.items():
         stored = checkpoint.stored(name) if name.startswith(layers) else checkpoint.names.held(name)
         if stored is not None and checkpoint.tensors.shape(stored) != shape:
-            found = checkpoint.tensors.shape(stored)
-            raise ExportError(f"tensor {stored} has shape {found} in the checkpoint, not {shape}")
+            actual = checkpoint.tensors.shape(stored)
+            raise ExportError(f"tensor {stored} has shape {actual} in the checkpoint, not {shape}")
 
 
 def check_activations(family: Family) -> None:
@@ -66,7 +67,7 @@ def check_activations(family: Family) -> None:
     """
     kinds = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
     models = [family.language.model, *([] if family.vision is None else [family.vision.model])]
-    found = {
+    activations = {
         signature(module): module
         for model in models
         for path, module in model.named_modules()
@@ -75,11 +76,11 @@ def check_activations(family: Family) -> None:
         and not isinstance(module, LinearActivation)
         and "pooler" not in path.split(".")
     }
-    rows = [TraceInput("hidden", ("batch", "width", 8))]
+    inputs = [TraceInput("hidden", ("batch", "width", 8))]
     with family.language.hooks():
-        for kind, module in found.items():
+        for kind, module in activations.items():
             if kind not in _accepted:
-                trace(module, lambda m, hidden: (m(hidden),), rows, ("out",))
+                trace(module, lambda m, hidden: (m(hidden),), inputs, ("out",))
                 _accepted.add(kind)
 
 
@@ -167,7 +168,7 @@ def _try_requests(prepared: Prepared, sample: Sample) -> None:
         raise ExportError(f"{error}; the chat template is that of {file}") from error
     image = None if family.vision is None else odd_picture(0)
     get_family(family.name).prepare(sample, image, compared_prompt(sample.manifest))
-    family.reference_inputs("realistic", 0, compared_rows(sample.manifest.limits.max_length))
+    reference_inputs(family, "realistic", 0, compared_rows(sample.manifest.limits.max_length))
 
 
 def estimated_bytes(prepared: Prepared) -> int:

@@ -33,7 +33,8 @@ from ...runtime.bundle.manifest import (
 from ...runtime.common.errors import BundleError, UnsupportedModelError
 from ..checkpoint import Checkpoint
 from ..drafts.selection import DraftSelection
-from ..families.common.base import Family, GraphSpec
+from ..families.common.base import Family
+from ..families.common.parts import GraphSpec
 from ..graphs.dtypes import NAMES
 from ..graphs.quantize import LIMITS, SCALES
 from ..graphs.weights import WEIGHTS_FILE, WeightRef, WeightStore
@@ -87,7 +88,7 @@ def describe(
             max_batch=request.max_batch,
             max_width=request.max_width,
             max_source=family.max_source(request.max_source),
-            max_image_rows=None if family.vision is None else family.vision.max_hidden,
+            max_image_rows=None if family.vision is None else family.vision.max_embeds,
         ),
         text=text,
         image=None if image is None else ImageInfo.parse(image, "image"),

@@ -29,12 +29,13 @@ from ..common.memory import (
     streamed_parity_bytes,
     whole_parity_bytes,
 )
-from ..families.common.base import GraphSpec
+from ..families.common.parts import GraphSpec
 from ..parity.recorded import RowCount, compared_rows, recorded_memory, row_counts
 from .describe import count, external_weights, loaded_bytes
 from .duration import BuildWork, build_seconds, measured_rates
 from .export import Exported, export
-from .prepare import Prepared, prepare
+from .prepare import prepare
+from .prepared import Prepared
 from .request import BuildRequest
 
 RUNTIME_BYTES = 110 << 20
@@ -158,12 +159,12 @@ def estimate_memory(
     largest = max((slot.bytes for slot in exported.store.slots().values()), default=0)
     writing = max(largest + memory.largest, 2 * memory.largest)
     graphs = [_memory(spec) for spec in exported.graphs]
-    rows = compared_rows(request.length)
-    counts = row_counts(prepared.family, rows, streamed=False)
+    length = compared_rows(request.length)
+    counts = row_counts(prepared.family, length, streamed=False)
     parity = whole_parity_bytes(graphs, memory, recorded_memory(prepared.family, counts))
     whole = fits_whole(parity, request.parity_memory, stored)
     if not whole:
-        counts = row_counts(prepared.family, rows, streamed=True)
+        counts = row_counts(prepared.family, length, streamed=True)
         parity = streamed_parity_bytes(graphs, memory, recorded_memory(prepared.family, counts))
     peak = DryRunMemory(
         build=PROCESS_BYTES + max(writing, parity if request.parity else 0),

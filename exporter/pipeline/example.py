@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from ..common.tiny_models import tiny_model
 
 EXAMPLE_FILE = "example.png"

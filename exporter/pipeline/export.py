@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...runtime.bundle.checks import check_description
-from ...runtime.bundle.interfaces import CHANGING, ROLES, Values, interface
+from ...runtime.bundle.interfaces import interface
 from ...runtime.bundle.manifest import WeightsInfo
-from ..families.common.base import GraphSpec
+from ...runtime.graphs.on_device import CHANGING
+from ...runtime.graphs.registry import graph_role
+from ...runtime.graphs.role import Values
+from ..families.common.parts import GraphSpec
 from ..graphs.commit import build_commit
 from ..graphs.gqa_fold import folded_form
 from ..graphs.logits_processors import build_changes
@@ -15,7 +18,7 @@ from ..graphs.mask import build_mask
 from ..graphs.precision import Precision, source_form, wide_form
 from ..graphs.weights import WEIGHTS_FILE, WeightStore
 from .describe import describe_graph, describe_tensors
-from .prepare import Prepared
+from .prepared import Prepared
 from .request import Progress
 
 
@@ -89,7 +92,7 @@ def _in_precision(spec: GraphSpec, precision: Precision, prepared: Prepared) -> 
     """A composed graph in the forms that a bundle of float16 or bfloat16 holds."""
     inputs: Values = {}
     outputs: Values = {"image_rows": (precision.compute, ())} if spec.role == "vision" else {}
-    if spec.role in ROLES and spec.role != "vision":
+    if graph_role(spec.role).interface is not None:
         inputs, outputs = interface(prepared.manifest, spec.role, spec.layers, spec.name)
     wide_residual = prepared.family.language.wide_residual and precision.weights == "float16"
     source = source_form(spec.model, precision, inputs, outputs, wide_residual=wide_residual)

@@ -9,10 +9,9 @@ from typing import Any
 
 from ...runtime.common.errors import ExportError, OptionError
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
-from ..drafts import open_draft
 from ..drafts.common.trained import TrainedDraft
-from ..drafts.eagle.layer_draft import LayerDraft
-from ..drafts.eagle.speculators_format import Verifier
+from ..drafts.common.verifier import Verifier
+from ..drafts.folders import open_draft
 from ..early_checks import check_export
 from ..families.common.base import Family
 from ..families.registry import family_for
@@ -78,7 +77,7 @@ def export_draft(folder: Path, output: Path, form: str, model: str | None = None
         sum(value.numel() for value in stored.values() if value.is_floating_point()),
         verifier.name,
         list(verifier.architectures),
-        _notices(draft, family),
+        draft.export_notices(family),
     )
 
 
@@ -87,27 +86,11 @@ def _check(draft: TrainedDraft, checkpoint: Checkpoint, family: Family) -> None:
     rows by their positions, which the format takes from it."""
     shape = family.decoder
     known = draft.target.get("fingerprint")
-    found = fingerprint(checkpoint) if checkpoint.tensors.readable else str(known)
+    identity = fingerprint(checkpoint) if checkpoint.tensors.readable else str(known)
     draft.check_family(family)
-    draft.check_target(checkpoint.source, found, shape.num_layers, shape.hidden_size)
+    draft.check_target(checkpoint.source, identity, shape.num_layers, shape.hidden_size)
     if shape.position not in ("rotary", "mrope"):
         raise ExportError(
             f"{checkpoint.source} ({checkpoint.architecture}) has no rotary positions; drafts of speculators are for models "
             "that have them"
         )
-
-
-def _notices(draft: TrainedDraft, family: Family) -> list[str]:
-    """Where the package computes otherwise than the draft was trained."""
-    if not isinstance(draft, LayerDraft) or draft.kind != "eagle":
-        return []
-    own = draft.drafter.config
-    theirs, size = family.rotary_base or 10000.0, family.decoder.head_dim
-    kind = (family.language.config.rope_parameters or {}).get("rope_type", "default")
-    if (theirs, kind, size) == (own.rope_theta, "default", own.head_dim):
-        return []
-    return [
-        f"this layer's rotary positions have base {own.rope_theta:g} and {own.head_dim} units, as config.json says; the class "
-        f"EagleSpeculator of speculators takes the model's ({kind}, base {theirs:g}, {size} units), and fails or gives "
-        "other logits there"
-    ]

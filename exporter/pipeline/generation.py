@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 
 HANDED_ON = (
     "Blip2ForConditionalGeneration",
@@ -102,7 +102,7 @@ def describe_generation(checkpoint: Checkpoint) -> dict[str, Any]:
     Raises ExportError for a value that has the wrong type or range.
     """
     effective = _set(generation_config(checkpoint))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, check in HONOURED.items():
         if name in effective:
             try:
@@ -112,12 +112,12 @@ def describe_generation(checkpoint: Checkpoint) -> dict[str, Any]:
                     f"{checkpoint.folder}: {name} {effective[name]!r:.80} is not {error}; correct generation_config.json"
                 ) from error
             if value:
-                found[name] = value
+                values[name] = value
     if "min_new_tokens" in effective:
-        found.pop("min_length", None)  # transformers then replaces it
+        values.pop("min_length", None)  # transformers then replaces it
     stored = _set(_stored(checkpoint))
     ignored = {name for name in stored if name not in HONOURED or name not in effective}
-    return {**found, "ignored": sorted(ignored | (effective.keys() - HONOURED.keys()))}
+    return {**values, "ignored": sorted(ignored | (effective.keys() - HONOURED.keys()))}
 
 
 def generation_notices(generation: Mapping[str, Any]) -> list[str]:

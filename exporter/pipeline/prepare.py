@@ -6,51 +6,25 @@ settings, shapes, sample requests, activations, TensorRT, disk space. `identify`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...runtime.bundle.manifest import Manifest
 from ...runtime.common.errors import OptionError
-from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ..checkpoint import fingerprint, open_checkpoint
 from ..common.lengths import check_length
-from ..drafts.selection import DraftSelection, select_drafts, set_precisions
+from ..drafts.selection import select_drafts, set_precisions
 from ..families.common.base import Family
 from ..families.registry import family_for
 from ..output import check_output, check_space
 from .checks import check_early, estimated_bytes
 from .describe import describe
-from .generation import generation_notices
 from .links import check_links
+from .prepared import Prepared
 from .request import ROUND, TEXT, BuildRequest
 
 if TYPE_CHECKING:
+    from ..drafts.selection import DraftSelection
     from ..tensorrt import PlanOptions
-
-
-@dataclass
-class Prepared:
-    """A checked request. `manifest` has everything but graphs, tensors, weights, parity, plans and files."""
-
-    request: BuildRequest
-    checkpoint: Checkpoint
-    family: Family
-    selection: DraftSelection
-    manifest: Manifest
-    plans: PlanOptions | None
-
-    @property
-    def cuts(self) -> list[int]:
-        """Where the decoder is cut."""
-        return self.manifest.decoder.cuts
-
-    @property
-    def notices(self) -> list[str]:
-        """Lines for the user."""
-        return [
-            *self.checkpoint.notices,
-            *self.selection.notices,
-            *generation_notices(self.manifest.generation.to_dict()),
-        ]
 
 
 def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
@@ -70,7 +44,7 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
             f"--max-pixels {request.max_pixels}: this model reads no pictures of any size; leave it out"
         )
     if request.max_length is None:
-        request = request.model_copy(update={"max_length": _length(request, family)})
+        request = replace(request, max_length=_length(request, family))
     check_length(request.length, family.max_positions, family.needed_embeds)
     selection = select_drafts(
         request.model,
@@ -94,10 +68,10 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
 
 def _length(request: BuildRequest, family: Family) -> int:
     """What `BuildRequest.max_length` says of None."""
-    rows = family.needed_embeds
+    embeds = family.needed_embeds
     if request.max_pixels is not None and family.vision is not None:
-        rows = family.vision.max_hidden or rows
-    length = TEXT if rows <= ROUND else -(-(TEXT + rows) // ROUND) * ROUND
+        embeds = family.vision.max_embeds or embeds
+    length = TEXT if embeds <= ROUND else -(-(TEXT + embeds) // ROUND) * ROUND
     return length if family.max_positions is None else min(length, family.max_positions)
 
 
@@ -106,11 +80,11 @@ def identify(prepared: Prepared) -> None:
     trained draft must know."""
     if prepared.checkpoint.fetch():
         prepared.family = family_for(prepared.checkpoint)
-    found = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
+    identity = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
     shape = prepared.family.decoder
     for draft in prepared.selection.drafts:
         draft.check_family(prepared.family)
-        draft.check_target(prepared.request.model, found, shape.num_layers, shape.hidden_size)
+        draft.check_target(prepared.request.model, identity, shape.num_layers, shape.hidden_size)
 
 
 def _plan_options(request: BuildRequest, family: Family, selection: DraftSelection) -> PlanOptions | None:
@@ -119,7 +93,7 @@ def _plan_options(request: BuildRequest, family: Family, selection: DraftSelecti
         return None
     from ..tensorrt.options import PlanOptions, check_drafts, resolve
 
-    options = PlanOptions(request.backend, request.target, request.plan_precision, request.lowering)
+    options = PlanOptions(request.backend, request.plan_target, request.plan_precision, request.lowering)
     wanted = resolve(options, family.decoder_name, request.precision)
     check_drafts(wanted, selection.precisions)
     return options

@@ -1,15 +1,17 @@
-"""What `vlmexport build` is asked for, and what it reports."""
+"""What `vlmexport build` is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Any
 
 from ...runtime.common.errors import OptionError
+from ...runtime.common.options import Custom, File, Integer, Switch, Text, Texts, declared_options
 from ..common.precisions import precision_name
+from ..common.sizes import parse_layers, parse_size
+from ..drafts import KINDS
 from ..families.common.layer_skip import Sublayers
 
 TEXT, ROUND = 512, 64
@@ -19,47 +21,179 @@ Progress = Callable[..., None]
 """`progress(stage, done, total)`; stages are graphs, checks, parity, plans (counts), weights and checksums (bytes). Of plans
 the fourth argument is the graph whose plan is next, "" behind the last."""
 
-RANGES = {
-    "max_length": (2, 1 << 20),
-    "max_batch": (1, 1024),
-    "max_width": (2, 1024),
-    "verify_width": (2, 1024),
-    "max_source": (1, 1 << 20),
-    "max_pixels": (1, 1 << 32),
-}
+BACKENDS = "tensorrt-rtx|tensorrt"
+"""Metavar of what plans are built with."""
+
+LOWERING = "Lowering of the plans: portable where TensorRT has no cache update (before 10.15)."
 
 
-class BuildRequest(BaseModel):
-    """What to build. Lengths are in tokens; `max_length` None is `TEXT` and room for a picture, as far as the model's
-    positions go. `skip_attention` and `skip_mlp` are layers, from 0, that a draft leaves out. `draft_precision` is as `drafts.selection.set_precisions` takes it. `link_weights` leaves the checkpoint's tensors in its own files. `parity_memory` is in bytes, None follows the memory that is available."""
+def default_target(backend: str | None) -> str:
+    """What plans are built for where no target is named."""
+    return "native" if backend == "tensorrt" else "sm86"
 
-    model_config = ConfigDict(extra="forbid")
 
-    model: str
-    output: Path
-    adapter: str | None = None
-    """Merged into the model: a folder or hub id; `none` leaves one beside the model's weights out."""
-    draft_layer: int | None = None
-    drafts: list[str] = Field(default_factory=list)
-    skip_attention: list[int] | None = None
-    skip_mlp: list[int] | None = None
-    draft_precision: list[str] = Field(default_factory=list)
-    max_length: int | None = None
-    max_batch: int = 16
-    max_width: int = 16
-    verify_width: int | None = None
-    max_source: int = 512
-    max_pixels: int | None = None
-    precision: str = "float32"
-    link_weights: bool = False
-    default_prompt: str | None = None
-    force: bool = False
-    parity: bool = True
-    parity_memory: int | None = None
-    backend: str | None = None
-    target: str = "sm86"
-    plan_precision: str = "auto"
-    lowering: str = "auto"
+@dataclass(frozen=True, kw_only=True)
+class Count(Integer):
+    """An integer whose error is that of `BuildRequest.check`."""
+
+    def _check(self, name: str, value: Any) -> int:
+        if not self.low <= value <= (self.high or value):
+            raise OptionError(f"{name} {value} is out of range {self.low}..{self.high}")
+        return value
+
+
+def _layers(name: str, value: Any) -> list[int]:
+    return parse_layers(value, name) if isinstance(value, str) else value
+
+
+def _size(name: str, value: Any) -> int:
+    return parse_size(value, name) if isinstance(value, str) else value
+
+
+@dataclass(kw_only=True)
+class BuildRequest:
+    """What to build: the one declaration, of which `vlmexport build` makes its flags. Lengths are in tokens. `max_length`
+    None is `TEXT` and room for a picture, as far as the model's positions go. `draft_precision` is as
+    `drafts.selection.set_precisions` takes it."""
+
+    model: Annotated[
+        str, Text(group="Input", metavar="ALIAS|DIR|HUB_ID", help="What to export. See `vlmexport models`.")
+    ]
+    output: Annotated[
+        Path, File(flag="-o --output", group="Output", metavar="DIR", help="Folder of the bundle.")
+    ]
+    adapter: Annotated[
+        str | None,
+        Text(
+            group="Input", expert=True, metavar="DIR|HUB_ID|none",
+            help="Adapter of peft (LoRA, …) to merge into the model's weights. `none` ignores one that lies beside them.",
+        ),
+    ] = None  # fmt: skip
+    drafts: Annotated[
+        list[str],
+        Texts(
+            flag="--draft", group="Speculation", metavar="KIND|PATH",
+            help=f"{', '.join(KINDS)}, none, or a draft's folder. The first is the default. Repeat for several.",
+        ),
+    ] = field(default_factory=list)  # fmt: skip
+    draft_layer: Annotated[
+        int | None,
+        Integer(
+            group="Speculation", metavar="N",
+            help="Cut the decoder after N layers. Drafts start there.",
+        ),
+    ] = None  # fmt: skip
+    skip_attention: Annotated[
+        list[int] | None,
+        Custom(
+            checked=_layers, group="Speculation", expert=True, metavar="N,N,…",
+            help="For --draft draft-and-verify: the layers, from 0, whose attention the draft leaves out.",
+        ),
+    ] = None  # fmt: skip
+    skip_mlp: Annotated[
+        list[int] | None,
+        Custom(
+            checked=_layers, group="Speculation", expert=True, metavar="N,N,…",
+            help="For --draft draft-and-verify: the layers, from 0, whose MLP the draft leaves out.",
+        ),
+    ] = None  # fmt: skip
+    draft_precision: Annotated[
+        list[str],
+        Texts(
+            group="Speculation", expert=True, metavar="[NAME=]int8|int4",
+            help="Store the matrices of drafts as integers: cheaper drafts, the same tokens. With a name: of that draft alone. "
+            "Repeat for several.",
+        ),
+    ] = field(default_factory=list)  # fmt: skip
+    max_length: Annotated[
+        int | None,
+        Count(
+            low=2, high=1 << 20, metavar="N",
+            help="Longest sequence in tokens, prompt included. Default: 512, and room for a picture in the prompt.",
+        ),
+    ] = None  # fmt: skip
+    max_batch: Annotated[
+        int, Count(low=1, high=1024, metavar="N", help="Most sequences that a session may decode together.")
+    ] = 16
+    max_width: Annotated[
+        int,
+        Count(
+            low=2,
+            high=1024,
+            expert=True,
+            metavar="N",
+            help="Most new positions in one pass: drafted tokens and one more.",
+        ),
+    ] = 16
+    verify_width: Annotated[
+        int | None,
+        Count(
+            low=2, high=1024, group="Engine", expert=True, metavar="W",
+            help="Fixed width of every forward pass, for kernels that round differently at different widths. Default: passes "
+            "are as wide as they need to be.",
+        ),
+    ] = None  # fmt: skip
+    max_source: Annotated[int, Count(low=1, high=1 << 20, flag=None)] = 512
+    max_pixels: Annotated[
+        int | None,
+        Count(
+            low=1, high=1 << 32, group="Input", expert=True, metavar="N",
+            help="Shrink larger pictures and frames to so many pixels, for models that take any size (qwen2.5-vl: one token "
+            "for every 784).",
+        ),
+    ] = None  # fmt: skip
+    precision: Annotated[
+        str,
+        Text(
+            group="Engine", metavar="fp32|fp16|bf16",
+            help="Type of weights, caches and arithmetic. A CPU computes in float32 all the same.",
+        ),
+    ] = "float32"  # fmt: skip
+    link_weights: Annotated[
+        bool,
+        Switch(
+            group="Output", expert=True,
+            help="Keep the model's tensors in its own safetensors files, as hard links in the bundle: no second copy on the "
+            "disk. For tensors that are stored in --precision.",
+        ),
+    ] = False  # fmt: skip
+    default_prompt: Annotated[
+        str | None, Text(group="Input", metavar="TEXT", help="Prompt of requests that give none.")
+    ] = None
+    force: Annotated[bool, Switch(group="Output", help="Replace an existing bundle.")] = False
+    parity: Annotated[bool, Switch(flag=None)] = True
+    parity_memory: Annotated[
+        int | None,
+        Custom(
+            checked=_size, group="Engine", expert=True, metavar="SIZE",
+            help="Compare layer by layer when the parameters take more memory than this. Default: when they would not fit.",
+        ),
+    ] = None  # fmt: skip
+    backend: Annotated[
+        str | None, Text(group="Engine", metavar=BACKENDS, help="Also build TensorRT plans.")
+    ] = None
+    target: Annotated[
+        str | None,
+        Text(
+            group="Engine", metavar="SM",
+            help="GPU of the plans: sm75 sm80 sm86 sm89 sm120 sm121, or native. Default: native for tensorrt, else sm86.",
+        ),
+    ] = None  # fmt: skip
+    plan_precision: Annotated[
+        str, Text(group="Engine", expert=True, metavar="auto|fp16|bf16|fp32", help="Precision of the plans.")
+    ] = "auto"
+    lowering: Annotated[
+        str, Text(group="Engine", expert=True, metavar="auto|native|portable", help=LOWERING)
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        self.output = Path(self.output)
+        self.drafts, self.draft_precision = list(self.drafts), list(self.draft_precision)
+
+    @property
+    def plan_target(self) -> str:
+        """What plans are built for."""
+        return self.target or default_target(self.backend)
 
     @property
     def skip(self) -> Sublayers | None:
@@ -77,49 +211,12 @@ class BuildRequest(BaseModel):
     def check(self) -> None:
         """Gives `precision` its full name; OptionError for a value that no model could be built with."""
         self.precision = precision_name(self.precision)
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise OptionError(f"--{name.replace('_', '-')} {value} is out of range {low}..{high}")
+        for name, option in declared_options(BuildRequest).items():
+            if isinstance(option, Count):
+                option.check(f"--{name.replace('_', '-')}", getattr(self, name))
         if self.skip_attention is not None or self.skip_mlp is not None:
             Sublayers.of(self.skip_attention or [], self.skip_mlp or [])  # refuses what names no layers
         if self.verify_width is not None and self.verify_width > self.max_width:
             raise OptionError(
                 f"--verify-width {self.verify_width} is above --max-width {self.max_width}; no pass is wider than that"
             )
-
-
-class GraphReport(BaseModel):
-    """One written graph."""
-
-    name: str
-    role: str
-    nodes: int
-    bytes: int
-
-
-class BuildReport(BaseModel):
-    """What was built. `bytes` is the whole bundle, `linked_bytes` what of it are files of the checkpoint; `parameters`
-    counts the target's numbers."""
-
-    status: Literal["built"] = "built"
-    output: Path
-    model: str
-    family: str
-    cuts: list[int]
-    drafts: list[str]
-    draft_precisions: dict[str, str]
-    """Drafts whose matrices are stored as integers → their type."""
-    speculative: bool
-    parameters: int
-    draft_parameters: int
-    weight_bytes: int
-    linked_bytes: int
-    bytes: int
-    graphs: list[GraphReport]
-    parity: list[dict[str, Any]]
-    plans: list[dict[str, Any]]
-    notices: list[str]
-    seconds: float
-    stages: dict[str, float]
-    """Seconds by stage: checks, fingerprint (with the download of a hub model), graphs, files, parity, plans, checksums."""

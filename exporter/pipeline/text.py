@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from ...runtime.common.errors import UnsupportedModelError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ..checkpoint.load import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from ..families.common.base import Family
 from .generation import generation_config
 
@@ -56,17 +56,17 @@ def template_file(folder: Path, template: str) -> Path:
 def end_tokens(checkpoint: Checkpoint, vocabulary: int | None = None) -> list[int]:
     """Tokens that end a text of the model, each below `vocabulary`. Raises UnsupportedModelError when there is none, or
     one that is no such token."""
-    found = _special(checkpoint, "eos_token_id")
-    ends = list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
+    token = _special(checkpoint, "eos_token_id")
+    ends = list(token) if isinstance(token, list | tuple) else [] if token is None else [token]
     if not all(type(end) is int for end in ends):
-        raise UnsupportedModelError(f"{checkpoint.folder}: eos_token_id {found!r:.80} is not a token id")
+        raise UnsupportedModelError(f"{checkpoint.folder}: eos_token_id {token!r:.80} is not a token id")
     if not ends:
         raise UnsupportedModelError(
             f"{checkpoint.folder}: no eos_token_id in the configuration; add it to generation_config.json"
         )
     beyond = [] if vocabulary is None else [end for end in ends if not 0 <= end < vocabulary]
     if beyond:
-        own = checkpoint.generation_config.get("eos_token_id") == found
+        own = checkpoint.generation_config.get("eos_token_id") == token
         file = checkpoint.folder / ("generation_config.json" if own else "config.json")
         raise UnsupportedModelError(
             f"{file}: eos_token_id {beyond[0]} is no token of the model, whose vocabulary has {vocabulary}; correct it"
@@ -77,17 +77,17 @@ def end_tokens(checkpoint: Checkpoint, vocabulary: int | None = None) -> list[in
 def _special(checkpoint: Checkpoint, name: str) -> Any:
     # Where a generation_config.json is missing, transformers makes one of the configuration: the whole model's first.
     configs = (checkpoint.config, checkpoint.config.get_text_config(decoder=True))
-    found = [getattr(source, name, None) for source in (generation_config(checkpoint), *configs)]
-    return next((value for value in found if value is not None), None)
+    values = [getattr(source, name, None) for source in (generation_config(checkpoint), *configs)]
+    return next((value for value in values if value is not None), None)
 
 
 def _one_special(checkpoint: Checkpoint, name: str) -> int | None:
-    found = _special(checkpoint, name)
-    if found is not None and type(found) is not int:  # transformers' `generate` fails on it
+    token = _special(checkpoint, name)
+    if token is not None and type(token) is not int:  # transformers' `generate` fails on it
         raise UnsupportedModelError(
-            f"{checkpoint.folder}: {name} {found!r:.80} is not a token id; correct it"
+            f"{checkpoint.folder}: {name} {token!r:.80} is not a token id; correct it"
         )
-    return found
+    return token
 
 
 def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ..families.common.base import GraphSpec
+from ..families.common.parts import GraphSpec
 from ..graphs.check import check_graph
 from .request import Progress
 

@@ -117,7 +117,7 @@ def link_files(home: Path, folder: Path, manifest: Manifest) -> None:
 
 
 def take_over(home: Path, before: Manifest, manifest: Manifest) -> None:
-    """Lets `manifest` have what was measured (`calibrate`, `bench --save`) while plans were built. Raises ExportError where
+    """Lets `manifest` have what was measured (`tune`, `bench --save`) while plans were built. Raises ExportError where
     the bundle at `home` became another one since it was `before`. Nobody may change it meanwhile (`locked`)."""
     now = Manifest.from_dict(read_manifest(home / MANIFEST))
     if (now.files, now.plans) != (before.files, before.plans):

@@ -163,9 +163,11 @@ def add_answers(model: onnx.ModelProto) -> dict[str, int]:
         ("LessOrEqual", "answers/size answers/largest", "finite"),
     ):
         graph.node.append(helper.make_node(kind, inputs.split(), outputs.split(), name=f"{outputs}/{kind}"))
-    rows = logits.type.tensor_type.shape.dim[0]
+    dimension = logits.type.tensor_type.shape.dim[0]
     for name, kind in (("best", TensorProto.INT64), ("finite", TensorProto.BOOL)):
-        graph.output.append(helper.make_tensor_value_info(name, kind, [rows.dim_param or rows.dim_value]))
+        graph.output.append(
+            helper.make_tensor_value_info(name, kind, [dimension.dim_param or dimension.dim_value])
+        )
     return {tensor.name: tensor.data_type for tensor in made}
 
 
@@ -181,7 +183,7 @@ def _write_weights(
     model: onnx.ModelProto, origin: Path, target: Path, kinds: Mapping[str, int]
 ) -> dict[str, tuple[int, tuple[str, int] | None]]:
     used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
-    found: dict[str, tuple[int, tuple[str, int] | None]] = {}
+    sizes: dict[str, tuple[int, tuple[str, int] | None]] = {}
     position = 0
     with target.open("wb") as file:
         for tensor in list(model.graph.initializer):
@@ -195,7 +197,7 @@ def _write_weights(
                     array = _narrow(numpy_helper.to_array(tensor), kind, tensor.name)
                     name = tensor.name
                     tensor.CopyFrom(numpy_helper.from_array(array, name))
-                found[tensor.name] = (len(tensor.raw_data) or tensor.ByteSize(), None)
+                sizes[tensor.name] = (len(tensor.raw_data) or tensor.ByteSize(), None)
                 continue
             packed = tensor.data_type == TensorProto.INT4  # two numbers in a byte
             source = np.memmap(
@@ -216,11 +218,11 @@ def _write_weights(
             del tensor.external_data[:]
             for key, value in (("location", target.name), ("offset", position), ("length", size)):
                 tensor.external_data.add(key=key, value=str(value))
-            found[tensor.name] = (size, place)
+            sizes[tensor.name] = (size, place)
             position += size
         file.flush()
         os.fsync(file.fileno())
-    return found
+    return sizes
 
 
 def _narrow(array: np.ndarray, kind: int, name: str) -> np.ndarray:

@@ -29,11 +29,6 @@ class NetworkSummary:
     unused_inputs: tuple[str, ...]
 
     @property
-    def kv_cache_updates(self) -> int:
-        """Layers that write into a cache in place."""
-        return self.layers["KV_CACHE_UPDATE"]
-
-    @property
     def attentions(self) -> int:
         """Fused attention layers."""
         return self.layers["ATTENTION_INPUT"]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.bundle.interfaces import reads_prompts
 from ...runtime.bundle.manifest import FileInfo
 from ...runtime.bundle.plans import planned
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.graphs.registry import reads_prompts
 from ..graphs.retype import WIDE_RESIDUAL
 from . import api
 from .builder import BuiltPlan, build_plan
@@ -46,11 +46,6 @@ class PlanReport:
     def bytes(self) -> int:
         """Bytes of all plans."""
         return sum(e["bytes"] for e in self.entries)
-
-    @property
-    def overhead_bytes(self) -> int:
-        """Bytes of all plans beyond their weights."""
-        return sum(e["overhead_bytes"] for e in self.entries)
 
 
 SHARED_TABLES = ("embedding_table", "lm_head_table")
@@ -185,7 +180,7 @@ def _shared_weights(
     name: str, plan: BuiltPlan, places: dict[tuple[str, int], tuple[str, str, int]]
 ) -> list[dict[str, Any]]:
     """Weights of this plan that an earlier plan holds too; an error unless they are small."""
-    found = []
+    entries = []
     for tensor, (size, place) in plan.copy.weights.items():
         if place is None:
             continue
@@ -196,8 +191,8 @@ def _shared_weights(
             raise ExportError(
                 f"the weight {tensor} ({size / 1e6:.2f} MB) would be in two plans, {graph} and {name}; TensorRT cannot share it"
             )
-        found.append({"tensor": tensor, "bytes": size, "graphs": [graph, name]})
-    return found
+        entries.append({"tensor": tensor, "bytes": size, "graphs": [graph, name]})
+    return entries
 
 
 def _write(path: Path, data: Any) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ...runtime.bundle.interfaces import DRAFT_LAYERS
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.common.errors import ExportError
 from ...runtime.decoder.forward_pass import PREFILL_WIDTH
 from ...runtime.decoder.kv_cache import cache_len_step
 from ...runtime.engines.device import ALIGNMENT
-from ...runtime.images.processors import tiles
-from ...runtime.images.processors.patches import settings_of
+from ...runtime.graphs.registry import graph_role
+from ...runtime.graphs.role import PREFILL, REQUEST, TOKEN, VERIFY
+from ...runtime.images.processors import dimensions
 
 Range = tuple[int, int, int]
 """(smallest, tuned for, largest)"""
@@ -21,9 +21,6 @@ Range = tuple[int, int, int]
 LEAST_BATCH = {"tensorrt-rtx": 2}
 """Sequences that the profiles of every pass reach at least. Where all are fixed at one, TensorRT-RTX 1.7 names two nodes of a
 plan with several layers alike, and refuses its own graph; where some are, it keeps the weights twice."""
-
-USUAL_UNITS = 256
-"""Rows of a picture of 448 × 448 in a tower of any size, whose windows mostly hold 16."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +33,14 @@ class Sizes:
     max_source: int = 1
     verify_width: int = 6
     usual_source: int = 64
-    max_units: int = 1
-    max_windows: int = 1
-    max_tiles: int = 1
     least_batch: int = 1
+    picture: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Symbolic dimensions of a picture of any size → (usual, largest)."""
 
     @classmethod
     def of_manifest(cls, manifest: Manifest, backend: str = "tensorrt") -> Sizes:
         """From `limits`, `policy` and `text` of a manifest, and what a backend needs."""
-        limits, image = manifest.limits, manifest.image
-        units = limits.max_image_rows or 1
-        windows = most_tiles = 1
-        if image is not None and "image_grid_pinpoints" in image.extra:
-            most_tiles = tiles.settings_of(image).most_tiles
-        if image is not None and "window_size" in image.extra:
-            windows = -(-units // settings_of(image)[0].window_side)  # of a picture as slim as it can be
+        limits = manifest.limits
         return cls(
             limits.max_length,
             limits.max_batch,
@@ -58,10 +48,8 @@ class Sizes:
             _aligned_source(manifest),
             verify_width=manifest.verify_width or manifest.policy.draft_length + 1,
             usual_source=(manifest.text.image_rows or 0) + 16,
-            max_units=units,
-            max_windows=windows,
-            max_tiles=most_tiles,
             least_batch=LEAST_BATCH.get(backend, 1),
+            picture=dimensions(manifest.image, limits.max_image_rows or 1),
         )
 
 
@@ -105,42 +93,34 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
     prefill = _range(1, 128, min(PREFILL_WIDTH, sizes.max_length + sizes.max_width))
     verify = _range(1, sizes.verify_width, sizes.max_width)
     rows = _range(1, sizes.verify_width, sizes.max_batch * sizes.max_width)
-    widths: list[tuple[str, Range, Range]] = [
-        ("prefill", prefill, alone),
-        ("token", (1, 1, 1), batch),
-        ("verify", verify, rows),
-    ]
-    if role in ("vision", "encoder", "cross_kv"):
-        units = _range(1, USUAL_UNITS, sizes.max_units)
-        windows = _range(1, USUAL_UNITS // 16, sizes.max_windows)
-        ranges = {"batch": alone, "source": source, "units": units, "windows": windows}
-        if role == "vision":  # a picture that is cut into tiles mostly fills as many as there can be
-            whole = sizes.max_units
-            ranges |= {"tiles": (1, sizes.max_tiles, sizes.max_tiles), "rows": (1, whole, whole)}
-        return [Profile("request", ranges)]
-    if role == "adaptor":
-        return [Profile("request", {"image_rows": _range(1, sizes.usual_source, sizes.max_length)})]
-    if role == "commit":
-        widths = [("verify", verify, rows)]
-    elif role not in ("embed", "segment", "head", "fusion", *DRAFT_LAYERS) and not prompts:
-        widths = widths[1:]  # other graphs of drafts see no prompt, and a prompt's mask comes from the host
+    phases = graph_role(role).plan_phases(prompts)
+    if REQUEST in phases:
+        image_rows = _range(1, sizes.usual_source, sizes.max_length)
+        ranges = {"batch": alone, "source": source, "image_rows": image_rows}
+        return [Profile(REQUEST, ranges | {name: _range(1, *most) for name, most in sizes.picture.items()})]
+    widths: dict[str, tuple[Range, Range]] = {
+        PREFILL: (prefill, alone),
+        TOKEN: ((1, 1, 1), batch),
+        VERIFY: (verify, rows),
+    }
     visual = sizes.max_batch + max(PREFILL_WIDTH, sizes.max_width)
-    found = [
+    profiles = [
         Profile(
             name,
             {
-                "batch": prefilled if name == "prefill" else batch,
+                "batch": prefilled if name == PREFILL else batch,
                 "source": source,
                 "width": width,
                 "span": verify,
-                "sources": prefill if name == "prefill" else rows,
+                "sources": prefill if name == PREFILL else rows,
                 "rows": wanted,
                 "visual": (1, visual, visual),
             },
         )
-        for name, width, wanted in widths
+        for name, (width, wanted) in widths.items()
+        if name in phases
     ]
-    return [p for p in found if p.name != "verify" or sizes.max_width > 1 or len(found) == 1]
+    return [p for p in profiles if p.name != VERIFY or sizes.max_width > 1 or len(profiles) == 1]
 
 
 def _range(low: int, usual: int, high: int) -> Range:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vlmexport.calibration.data.scenes.parts import PARTS, parts_of
 from vlmexport.calibration.evaluation.acceptance import Acceptance, Count
 from vlmexport.calibration.objectives.losses import agreement
-from vlmexport.calibration.targets.target import Rows
+from vlmexport.calibration.targets.teacher_forcing import Rows
 from vlmexport.exporter.drafts.common.base import SelfDraft
 from vlmexport.exporter.drafts.early_exit import EarlyExit
 

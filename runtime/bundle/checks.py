@@ -6,14 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from ..common.errors import BundleError
-from .interfaces import ROLES, check_interfaces
+from ..graphs.registry import graph_roles
+from .interfaces import check_interfaces
 from .schema import ITEM_SIZES, failure
 
 if TYPE_CHECKING:
-    from .manifest import Manifest, SkippedInfo, TextInfo
-
-NUMBERED = ("segment", "imitation")
-"""Roles of graphs named `role.number`; the other known ones carry the name of their role."""
+    from .manifest import Manifest, TextInfo
 
 
 def check_references(manifest: Manifest) -> None:
@@ -55,10 +53,11 @@ def check_description(manifest: Manifest) -> None:
     widest = manifest.limits.max_width
     if manifest.verify_width is not None and manifest.verify_width > widest:
         raise failure("verify_width", manifest.verify_width, f"at most limits.max_width ({widest})")
+    roles = graph_roles()
     for name, graph in graphs.items():
         base, _, number = name.partition(".")
-        numbered = graph.role in NUMBERED
-        if (graph.role in ROLES or base in ROLES) and (
+        numbered = graph.role in roles and roles[graph.role].numbered
+        if (graph.role in roles or base in roles) and (
             base != graph.role or numbered != number.isdigit() or (not numbered and number)
         ):
             expected = f"{graph.role}.NUMBER" if numbered else graph.role
@@ -108,31 +107,10 @@ def check_description(manifest: Manifest) -> None:
                 raise failure(f"{where}.graphs.{role}", graph, f"a graph of role {role} of this bundle")
         if draft.layer is not None and draft.layer not in cuts[1:-1]:
             raise failure(f"{where}.layer", draft.layer, f"one of the cuts {cuts[1:-1]}")
-        if draft.taps is not None and not (len(draft.taps) == 3 and set(draft.taps) <= set(cuts[1:-1])):
-            raise failure(f"{where}.taps", draft.taps, f"three of the cuts {cuts[1:-1]}")
-        if draft.skipped is not None:
-            _check_skipped(f"{where}.skipped", draft.skipped, decoder.num_layers)
-        if draft.vocabulary is not None:
-            d2t = manifest.tensors.get(draft.vocabulary.d2t)
-            if d2t is None or d2t.dtype != "int64" or d2t.shape != [draft.vocabulary.size]:
-                expected = f"an int64 [{draft.vocabulary.size}] tensor of this bundle"
-                raise failure(f"{where}.vocabulary.d2t", draft.vocabulary.d2t, expected)
-        if draft.tree is not None and any(
-            not -1 <= p < max(i, 1) - (i == 0) for i, p in enumerate(draft.tree)
-        ):
-            raise failure(f"{where}.tree", draft.tree, "a list of parents, each before its child")
+        draft.options.check(where, draft, manifest)
     if manifest.policy.draft is not None and manifest.policy.draft not in names:
         raise failure("policy.draft", manifest.policy.draft, f"one of the drafts {names}")
     check_interfaces(manifest)
-
-
-def _check_skipped(where: str, skipped: SkippedInfo, num_layers: int) -> None:
-    """Layers that the decoder has, each once, and not the attention of all."""
-    for name, layers in (("attention", skipped.attention), ("mlp", skipped.mlp)):
-        if layers != sorted(set(layers)) or (layers and layers[-1] >= num_layers):
-            raise failure(f"{where}.{name}", layers, f"rising numbers below num_layers ({num_layers})")
-    if len(skipped.attention) == num_layers:
-        raise failure(f"{where}.attention", skipped.attention, "fewer than all layers")
 
 
 def check_tokens(text: TextInfo, rows: int) -> None:

@@ -8,24 +8,32 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..common.errors import OptionError
+from ..graphs.registry import draft_kinds
 
 if TYPE_CHECKING:
     from .manifest import DraftInfo
 
-FIRST, SIGN = "prompt-lookup", "+"
+SIGN = "+"
+
+
+def comes_first(draft: DraftInfo) -> bool:
+    """Whether a draft may be asked before another one."""
+    kind = draft_kinds().get(draft.kind)
+    return kind is not None and kind.propose_first is not None
 
 
 def seconds(drafts: Sequence[DraftInfo]) -> list[DraftInfo]:
     """The drafts that may come second: those that do not draft on the target's own layers."""
-    return [draft for draft in drafts if draft.layer is None and draft.kind != FIRST]
+    return [draft for draft in drafts if draft.layer is None and not comes_first(draft)]
 
 
 def second_of(drafts: Sequence[DraftInfo], name: str) -> DraftInfo | None:
     """The second draft of the combination called `name`; None where there is no such combination, or a draft has that
     name."""
     first, _, second = name.partition(SIGN)
-    kinds = {draft.name: draft.kind for draft in drafts}
-    if name in kinds or kinds.get(first) != FIRST:
+    if any(draft.name == name for draft in drafts):
+        return None
+    if not any(draft.name == first and comes_first(draft) for draft in drafts):
         return None
     return next((draft for draft in seconds(drafts) if draft.name == second), None)
 
@@ -38,7 +46,7 @@ def combination(drafts: Sequence[DraftInfo], name: str) -> DraftInfo | None:
 
 def combinations(drafts: Sequence[DraftInfo]) -> dict[str, str]:
     """Name of every combination → name of its second draft."""
-    firsts = [draft.name for draft in drafts if draft.kind == FIRST]
+    firsts = [draft.name for draft in drafts if comes_first(draft)]
     return {f"{first}{SIGN}{second.name}": second.name for first in firsts for second in seconds(drafts)}
 
 

@@ -146,19 +146,6 @@ class Bundle:
         if after != before:
             write_record(record, self.path, after)
 
-    def graph_path(self, name: str) -> Path:
-        """The ONNX file of a graph, e.g. `segment.0`. Raises `BundleError` for a name that is not in it."""
-        graph = self.manifest.graphs.get(name)
-        if graph is None:
-            known = ", ".join(self.manifest.graphs)
-            raise BundleError(f"{self.path}: there is no graph {name!r}; there are {known}")
-        return self.path / graph.file
-
-    @property
-    def weights_path(self) -> Path:
-        """The file that holds every weight once, but for those of linked files."""
-        return self.path / self.manifest.weights.file
-
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the bundle, read on first use."""

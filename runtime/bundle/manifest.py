@@ -18,7 +18,10 @@ from ..common.errors import BundleError, OptionError
 from ..common.validation import ADAPTIVE
 from .checks import check_references
 from .combined_drafts import SIGN, combination, no_combination
+from .draft_info import DraftInfo
+from .draft_options import DraftCache
 from .schema import (
+    FLOATS,
     GIB,
     ITEM_SIZES,
     Part,
@@ -37,15 +40,15 @@ from .schema import (
     string,
 )
 
+STORED_ADAPTIVE = (*ADAPTIVE, "logistic")
+"""What manifests may say; "logistic", which an older release had, is served as "session"."""
+
 FORMAT = "vlmexport-bundle"
 SCHEMA_VERSION = 2
 
 POSITIONS = ("relative_bias", "rotary", "mrope", "learned")
 """How a decoder knows where a row stands; see `bundle/interfaces.py` for what its graphs take."""
 
-FLOATS = ("float32", "float16", "bfloat16")
-DRAFT_WEIGHTS = (*FLOATS, "int8", "int4")
-"""What a draft's matrices may be stored as; integers have a scale per block (`DequantizeLinear`)."""
 
 LOWERINGS = ("native", "portable")
 """Of a plan: the bundle's graph as it is, or in operators that every TensorRT has (plans of older versions are native)."""
@@ -268,72 +271,17 @@ class TensorInfo(Part):
 
 
 @dataclass(kw_only=True)
-class DraftCache(Part):
-    """Key/value cache of a draft's own layers."""
-
-    num_layers: int = checked(_LAYERS)
-    num_kv_heads: int = checked(_HEADS)
-    head_dim: int = checked(integer(1, 8192))
-    dtype: str = checked(string(20, FLOATS))
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class DraftVocabulary(Part):
-    """A draft's trimmed vocabulary: `d2t`, an int64 [size] tensor of the bundle, gives the target's ids."""
-
-    size: int = checked(integer(1, 10_000_000))
-    d2t: str = checked(string(200))
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class SkippedInfo(Part):
-    """Layers, from 0, whose attention and whose MLP a draft leaves out of the target's decoder."""
-
-    attention: list[int] = checked(list_of(integer(0, 1023), 1024))
-    mlp: list[int] = checked(list_of(integer(0, 1023), 1024))
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class DraftInfo(Part):
-    """A proposer of the bundle. `layer` is the cut after which it branches off, or null. `graphs` maps the role of
-    each of its graphs to the graph's name, `weights_dtype` is what its matrices are stored as, `fingerprint` is that of the trained network. `cache`, `vocabulary`, `tree`
-    (parents of the nodes of a static tree in its order of growth, −1 below the root), `heads` (most tokens that it looks
-    ahead), `ranks` (proposals of each head), `queries` (rows that the graph `adaptor` makes of a picture), `taps` (cuts
-    whose rows it reads) and `skipped` (what it leaves out of the target) are null where the kind has none; kinds that this version does not know are listed and cannot be chosen."""
-
-    name: str = checked(string(100))
-    kind: str = checked(string(40))
-    layer: int | None = checked(optional(_LAYERS), default=None)
-    graphs: dict[str, str] = checked(mapping_of(string(100), string(40), 16), default_factory=dict)
-    trained: bool = checked(boolean, default=False)
-    fingerprint: str | None = checked(optional(string(200)), default=None)
-    weights_dtype: str | None = checked(optional(string(20, DRAFT_WEIGHTS)), default=None)
-    cache: DraftCache | None = checked(optional(DraftCache.parse), default=None)
-    vocabulary: DraftVocabulary | None = checked(optional(DraftVocabulary.parse), default=None)
-    tree: list[int] | None = checked(optional(list_of(integer(-1, 4096), 4096)), default=None)
-    heads: int | None = checked(optional(integer(1, 64)), default=None)
-    ranks: int | None = checked(optional(integer(1, 64)), default=None)
-    queries: int | None = checked(optional(integer(2, 256)), default=None)
-    taps: list[int] | None = checked(optional(list_of(integer(1, 1024), 3)), default=None)
-    skipped: SkippedInfo | None = checked(optional(SkippedInfo.parse), default=None)
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
 class PolicyInfo(Part):
     """Defaults of a request: which draft, how many tokens (more `draft_nodes` than `draft_length` ask for a tree), when
-    to stop drafting, and over what acceptance is learned; "logistic": FastVLM's length by position (`LogisticLength`);
-    "confidence": Draft & Verify's threshold (`AdaptiveThreshold`)."""
+    to stop drafting, and over what acceptance is learned; "logistic", of an older release, is
+    served as "session"; "confidence": Draft & Verify's threshold (`AdaptiveThreshold`)."""
 
     draft: str | None = checked(optional(string(100)), default=None)
     speculative: bool = checked(boolean, default=False)
     draft_length: int = checked(integer(0, 4096), default=5)
     draft_nodes: int | None = checked(optional(integer(1, 4096)), default=None)
     confidence_threshold: float | None = checked(optional(number(0.0, 1.0)), default=None)
-    adaptive: str = checked(string(20, ADAPTIVE), default="session")
+    adaptive: str = checked(string(20, STORED_ADAPTIVE), default="session")
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -434,9 +382,9 @@ class Manifest(Part):
         """Name → cache of every draft on the target's layers that attends itself. Its one layer of keys and values has a row
         for every position, as those of the target have, and lies beside them."""
         return {
-            draft.name: draft.cache
+            draft.name: cache
             for draft in self.drafts
-            if draft.layer is not None and draft.cache is not None
+            if draft.layer is not None and (cache := draft.options.own_cache) is not None
         }
 
     def integer_bytes(self, graph: str) -> int:

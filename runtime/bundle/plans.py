@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import BundleError, OptionError
+from ..graphs.registry import graph_role
 from ..hardware.devices import RTX_TARGETS
 from .manifest import LOWERINGS, ValueInfo
 from .schema import (
@@ -34,14 +35,9 @@ BACKENDS = ("tensorrt", "tensorrt-rtx")
 """The full library, and the one that compiles for other GPUs than that of the machine."""
 
 
-WITHOUT_PLAN = ("skipped",)
-"""Roles of graphs that hold weights of the target a second time, which plans cannot share: they get none, and drafts that
-need them do not run on plans."""
-
-
 def planned(manifest: Manifest) -> dict[str, GraphInfo]:
-    """The graphs of a bundle that have plans where it has any."""
-    return {name: graph for name, graph in manifest.graphs.items() if graph.role not in WITHOUT_PLAN}
+    """The graphs of a bundle that have plans where it has any: drafts that need others do not run on plans."""
+    return {name: graph for name, graph in manifest.graphs.items() if graph_role(graph.role).has_plan}
 
 
 @dataclass(kw_only=True)

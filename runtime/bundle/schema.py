@@ -25,6 +25,8 @@ ITEM_SIZES = {
 }
 """Bytes per element of every dtype name that a manifest may contain."""
 
+FLOATS = ("float32", "float16", "bfloat16")
+
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@-]{0,199}")
 GIB = 1 << 30
 
@@ -142,7 +144,7 @@ class Part:
     def parse(cls, value: Any, path: str) -> Any:
         if not isinstance(value, Mapping):
             raise failure(path, value, "an object")
-        known = {part.name: part for part in dataclasses.fields(cls) if part.name != "extra"}  # type: ignore[arg-type]
+        known = {part.name: part for part in dataclasses.fields(cls) if "check" in part.metadata}  # type: ignore[arg-type]
         found: dict[str, Any] = {}
         for name, part in known.items():
             where = f"{path}.{name}" if path else name
@@ -157,7 +159,7 @@ class Part:
         """The JSON object this part was read from, unknown fields included."""
         out: dict[str, Any] = {}
         for part in dataclasses.fields(self):  # type: ignore[arg-type]
-            if part.name != "extra":
+            if "check" in part.metadata:
                 out[part.name] = _plain(getattr(self, part.name))
         return out | self.extra
 

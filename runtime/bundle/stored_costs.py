@@ -82,7 +82,7 @@ class _StoredDraft(Part):
 
 @dataclass(kw_only=True)
 class StoredChoice(Part):
-    """What pays on a device, by `calibrate`: a draft with its longest chain or its tree, null where none does; what was
+    """What pays on a device, by `tune`: a draft with its longest chain or its tree, null where none does; what was
     predicted of it, and of the tokens that a cycle must keep for it to pay."""
 
     draft: str | None = checked(optional(string(100)))
@@ -208,7 +208,7 @@ def every_costs(manifest: Manifest) -> list[StoredCosts]:
 
 
 def bundle_here(bundle: Bundle, machine: str, threads: int) -> Bundle:
-    """The bundle with the policy that was chosen for `machine` with `threads`, where `calibrate` chose one.
+    """The bundle with the policy that was chosen for `machine` with `threads`, where `tune` chose one.
 
     Raises `BundleError` for an entry that is not one.
     """
@@ -235,11 +235,9 @@ def default_draft(manifest: Manifest, draft: DraftInfo, plain: Curve) -> DraftCo
     layer = 12 * decoder.hidden_size  # parameters of a layer per hidden unit: attention 4, feed-forward 8
     all_layers = layer * decoder.num_layers
     head = words / (words + all_layers)
-    if draft.heads is not None:
-        return DraftCosts(once=draft.heads * head * one)
-    if draft.skipped is not None:
-        left_out = (4 * len(draft.skipped.attention) + 8 * len(draft.skipped.mlp)) / (12 * decoder.num_layers)
-        return DraftCosts(propose=((1 - head) * (1 - left_out) + head) * one)
+    shares = draft.options.usual_shares(manifest, head)
+    if shares is not None:
+        return DraftCosts(once=shares.once * one, propose=shares.propose * one)
     if draft.layer is None:
         return DraftCosts(propose=OWN_GRAPH * one) if draft.graphs else FREE
     trunk = (1 - head) * draft.layer / decoder.num_layers

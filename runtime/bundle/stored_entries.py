@@ -48,7 +48,7 @@ def _check_counts(entry: StoredAcceptance, where: str) -> None:
 
 
 def check_report(document: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """(costs, acceptance) of a report of `calibrate`, or of a manifest, as entries of a manifest. Raises `BundleError` that
+    """(costs, acceptance) of a report of `tune`, or of a manifest, as entries of a manifest. Raises `BundleError` that
     names the first bad field and its value."""
     costs, acceptance = document.get("costs"), document.get("acceptance", [])
     if isinstance(costs, Mapping):

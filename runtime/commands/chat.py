@@ -26,7 +26,7 @@ def converse(
 
     Raises `PromptError` for a bundle that holds no conversation.
     """
-    from .run import summary
+    from .run_report import summary
 
     chat = session.chat()
     chat.check()

@@ -64,7 +64,7 @@ def answer_each(
 
     Raises `ImageError` at the end where any could not be answered.
     """
-    from .run import report, summary
+    from .run_report import RunInputs, report, summary
 
     bad = 0
     for path in pictures:
@@ -79,7 +79,7 @@ def answer_each(
         if bundle is None:
             line = f"{path.name}\t{' '.join(result.text.split())}"
         else:
-            found = report(result, bundle, [path], [], prompt, session.note)
+            found = report(result, bundle, RunInputs(image=[path]), prompt, session.note)
             line = json.dumps(found, ensure_ascii=False, allow_nan=False)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from . import options
+from ..common.errors import OptionError
+from .option_flags import with_flags
+from .options import AsJson, DeviceOptions
+from .options import Bundle as BundleArgument
+from .profile_options import PlanOptions, ProfiledEngine, ProfiledRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,49 +34,25 @@ APPENDED = (
 
 
 def profile(
-    bundle: options.Bundle,
-    target: str = typer.Option(None, "--target", metavar="SM", help="Plans to time, where the bundle has several targets'."),
-    backend: str = typer.Option(None, "--backend", metavar="NAME", help="Their TensorRT, where the bundle has plans of several."),
-    trtexec: Path = typer.Option(None, "--trtexec", metavar="FILE", help="The program. Default: on PATH, or where JetPack has it."),
-    engine: bool = typer.Option(False, "--engine", help="Time the engine at hand, also where plans could be."),
-    device: options.Device = "cpu",
-    widths: str = typer.Option(None, "--widths", metavar="Q,…", help="Positions in one pass. Default: 1 to the bundle's max_width."),
-    iterations: int = typer.Option(200, "--iterations", metavar="N", min=10, max=100_000, help="Runs of trtexec of each graph."),
-    tokens: int = typer.Option(64, "--tokens", metavar="N", min=1, help="Of the request whose time is split."),
-    acceptance: float = typer.Option(0.8, "--acceptance", metavar="A", min=0.0, max=1.0, help="Of its drafted tokens."),
-    save_commands: Path = typer.Option(None, "--save-commands", metavar="FILE", help="Write the commands as a shell script for the device, and run nothing."),
-    import_results: Path = typer.Option(None, "--import", metavar="DIR", help="Read what that script wrote."),
-    html: Path = typer.Option(None, "--html", metavar="FILE", help="Write a page with plots."),
-    threads: options.Threads = None,
-    as_json: options.AsJson = False,
-) -> None:  # fmt: skip
+    bundle: BundleArgument,
+    plans: PlanOptions,
+    engine: ProfiledEngine,
+    request: ProfiledRequest,
+    as_json: AsJson = False,
+) -> None:
     """Time every graph at every width with trtexec, or on the engine at hand, and predict what drafting gains."""
     from ..bundle.folder import Bundle
-    from ..common.errors import OptionError
     from ..measure.profile.page import check_page, write_page
     from .output import console, print_json
 
-    if save_commands is not None and import_results is not None:
-        raise OptionError(
-            "--save-commands and --import are two steps: run the script on the device in between"
-        )
-    if device != "cpu" and (save_commands is not None or import_results is not None or trtexec is not None):
-        raise OptionError(
-            f"--device {device} times that engine: leave --save-commands, --import and --trtexec out"
-        )
-    if (engine or device != "cpu") and save_commands is None and import_results is None:
-        for option, value in (("--trtexec", trtexec), ("--target", target), ("--backend", backend)):
-            if value is not None:
-                how = "--engine" if engine else f"--device {device}"
-                raise OptionError(
-                    f"{option} {value} is for trtexec's plans, {how} times an engine; choose one"
-                )
+    engine.check(plans)
+    html, save_commands = request.html, plans.save_commands
     if html is not None:
         check_page(html)
     opened = Bundle.open(bundle)
-    wanted = _widths(widths, opened)
+    wanted = _widths(engine.widths, opened)
     if save_commands is not None:
-        count = _save(opened, target, backend, wanted, save_commands)
+        count = _save(opened, plans, wanted, save_commands)
         console().print(
             f"{save_commands}: {count} runs; then `vlmexport profile {bundle} --import DIR`", markup=False
         )
@@ -83,15 +63,13 @@ def profile(
         timings: list[Timing], about: dict[str, Any], embed: bool, cycles: TimeCycles | None = None
     ) -> dict[str, Any]:
         return build_report(
-            opened.manifest, timings, {"model": opened.manifest.model.source, **about}, embed=embed, tokens=tokens,
-            alpha=acceptance, cycles=cycles,
+            opened.manifest, timings, {"model": opened.manifest.model.source, **about}, embed=embed, tokens=request.tokens,
+            alpha=request.acceptance, cycles=cycles,
         )  # fmt: skip
 
-    found = _by_trtexec(
-        opened, target, backend, trtexec, engine or device != "cpu", wanted, iterations, import_results
-    )
+    found = _by_trtexec(opened, plans, engine.engine or engine.device != "cpu", wanted)
     report = (
-        _measure_here(opened, wanted, device, threads, found, reported, as_json)
+        _measure_here(opened, wanted, engine, found, reported, as_json)
         if isinstance(found, list)
         else reported(*found)
     )
@@ -107,11 +85,10 @@ def profile(
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("profile")(profile)
+    app.command("profile")(with_flags(profile))
 
 
 def _widths(text: str | None, bundle: Bundle) -> list[int]:
-    from ..common.errors import OptionError
     from ..measure.profile.points import verify_widths
 
     if text is None:
@@ -125,12 +102,12 @@ def _widths(text: str | None, bundle: Bundle) -> list[int]:
     return sorted({1, *map(int, parts)})
 
 
-def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Sequence[int], path: Path) -> int:
+def _save(bundle: Bundle, asked: PlanOptions, widths: Sequence[int], path: Path) -> int:
     from ..common.atomic_files import write_file
     from ..measure.profile.commands import choose_plans, runs, script, write_inputs
     from ..measure.profile.points import points
 
-    plans = _plans(choose_plans(bundle.manifest, target, backend))
+    plans = _plans(choose_plans(bundle.manifest, asked.target, asked.backend))
     found = runs(bundle.manifest, plans, points(bundle, widths))
     inputs = f"{path.stem}-inputs"
     write_inputs(found, path.parent / inputs)
@@ -140,7 +117,6 @@ def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Seque
 
 
 def _plans(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    from ..common.errors import OptionError
 
     if not plans:
         raise OptionError("the bundle has no TensorRT plans; `vlmexport compile` adds them")
@@ -148,14 +124,7 @@ def _plans(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _by_trtexec(
-    bundle: Bundle,
-    target: str | None,
-    backend: str | None,
-    trtexec: Path | None,
-    engine: bool,
-    widths: Sequence[int],
-    iterations: int,
-    import_results: Path | None,
+    bundle: Bundle, asked: PlanOptions, engine: bool, widths: Sequence[int]
 ) -> tuple[list[Timing], dict[str, Any], bool] | list[str]:
     """Times, what the report says of where they come from, and whether embedding rows come from a graph; or, where the
     engine at hand is to be timed, notes that say why."""
@@ -163,9 +132,10 @@ def _by_trtexec(
     from ..measure.profile.points import points
 
     capacity = bundle.manifest.limits.max_length + bundle.manifest.limits.max_width
+    import_results = asked.import_results
     if not engine or import_results is not None:
-        plans = choose_plans(bundle.manifest, target, backend)
-        if import_results is not None or trtexec is not None:
+        plans = choose_plans(bundle.manifest, asked.target, asked.backend)
+        if import_results is not None or asked.trtexec is not None:
             plans = _plans(plans)
         if plans:
             first = plans[0]
@@ -178,11 +148,11 @@ def _by_trtexec(
                     {**about, "device": f"the device of {import_results}"},
                     True,
                 )
-            tool = find_tool(first["backend"], trtexec)
+            tool = find_tool(first["backend"], asked.trtexec)
             if tool is not None:
                 found = runs(bundle.manifest, plans, points(bundle, widths))
                 with tempfile.TemporaryDirectory(prefix="vlmexport-profile-") as folder:
-                    timings = execute(found, tool, bundle.path, Path(folder), iterations)
+                    timings = execute(found, tool, bundle.path, Path(folder), asked.iterations)
                 return timings, {**about, "device": "this machine's GPU"}, True
             note = "trtexec was not found: these are times of the engine at hand, not of the plans"
             return [note]
@@ -192,14 +162,13 @@ def _by_trtexec(
 def _measure_here(
     bundle: Bundle,
     widths: Sequence[int],
-    device: str,
-    threads: int | None,
+    asked: DeviceOptions,
     notes: list[str],
     reported: Callable[[list[Timing], dict[str, Any], bool, TimeCycles], dict[str, Any]],
     as_json: bool,
 ) -> dict[str, Any]:
     """The report of the engine of a device."""
-    from ..bundle.interfaces import CHANGING
+    from ..graphs.on_device import HOST_ROLES
     from ..hardware import machine
     from ..measure.profile.host import time_cycles
     from ..measure.profile.local import time_here
@@ -208,10 +177,10 @@ def _measure_here(
     from .progress import showing
 
     found, rows = points(bundle, widths), bundle.manifest.limits.max_length // 2
-    with Session.load(bundle, device, threads=threads) as session:
+    with Session.load(bundle, asked.device, threads=asked.threads) as session:
         engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
         if engine.host_memory:  # the decoder reads embedding rows from the table, and makes masks itself
-            found = [point for point in found if point.graph not in ("embed", "mask", *CHANGING)]
+            found = [point for point in found if point.graph not in HOST_ROLES]
         if not as_json:
             log.info("timing graphs on the engine %s: %d sizes, taking turns", engine.name, len(found))
         with showing(as_json) as progress:

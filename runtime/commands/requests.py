@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON
+from ..common.errors import OptionError
+from ..common.options import declared_options
+from ..session.options import GenerateOptions
+from .option_flags import flag_texts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,65 +22,47 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def draft_options(
-    manifest: Manifest, draft: str | None, draft_length: int | None, draft_nodes: int | None = None
-) -> dict[str, Any]:
-    """Keyword arguments of `Session.generate` for `--draft`, `--draft-length` and `--draft-nodes`, checked before a
-    model is loaded.
+def check_draft(manifest: Manifest, options: dict[str, Any]) -> None:
+    """Compare what `options` ask of drafts with a bundle, before a model is loaded; the draft is then named in full.
 
     Raises `OptionError` naming what the bundle has.
     """
-    from ..common.errors import OptionError
-
-    chosen = manifest.choose_draft(draft)
-    options: dict[str, Any] = {}
-    for name, value in (("draft_length", draft_length), ("draft_nodes", draft_nodes)):
-        if value is None:
-            continue
-        if not 1 <= value < manifest.widest_tree:
+    draft = manifest.choose_draft(options.get("draft"))
+    for name in ("draft_length", "draft_nodes"):
+        value = options.get(name)
+        if value is not None and not 1 <= value < manifest.widest_tree:
             limit = "max_width" if manifest.verify_width is None else "verify_width"
             raise OptionError(
                 f"--{name.replace('_', '-')} {value}: this bundle allows 1 to {manifest.widest_tree - 1} "
                 f"({limit} less the pending token)"
             )
-        options[name] = value
-    if draft is not None:
-        options["draft"] = "none" if chosen is None else chosen.name
-    return options
+    if "draft" in options:
+        options["draft"] = "none" if draft is None else draft.name
 
 
-def check_plain(draft: str | None, of_drafts: Mapping[str, Any]) -> None:
-    """Refuse what `--draft none` makes idle on a command line: options by their flags, None where they are not given.
-    Raises `OptionError`."""
-    from ..common.errors import OptionError
-
-    idle = [f"{flag} {value}" for flag, value in of_drafts.items() if value is not None]
-    if draft == "none" and idle:
+def check_combinations(options: Mapping[str, Any]) -> None:
+    """Refuse flags that another one makes idle, or say in one line that they are. Raises `OptionError`."""
+    declared = declared_options(GenerateOptions)
+    of_drafts = ("draft_length", "draft_nodes", "adaptive", "confidence_threshold")
+    idle = flag_texts(GenerateOptions, {name: options[name] for name in of_drafts if name in options})
+    if options.get("draft") == "none" and idle:
         raise OptionError(f"--draft none drafts nothing: leave {' and '.join(idle)} out, or name a draft")
-
-
-def check_lossy(lossy: str | None, temperature: float, epsilon: float, delta: float) -> None:
-    """Refuse `--lossy` on a command line without a temperature, and its numbers without it, where they would do nothing.
-    Raises `OptionError`."""
-    from ..common.errors import OptionError
-
-    numbers = (("epsilon", epsilon, TYPICAL_EPSILON), ("delta", delta, TYPICAL_DELTA))
-    idle = [f"--typical-{name} {value:g}" for name, value, default in numbers if value != default]
-    if lossy is None and idle:
-        raise OptionError(f"{idle[0]} is of --lossy typical: give it, too, or leave this out")
-    if lossy is not None and temperature == 0:
+    if options.get("temperature", 0) != 0:
+        return
+    if "lossy" in options:
         raise OptionError(
-            f"--lossy {lossy}: at temperature 0 it is greedy decoding; give a --temperature above 0, or leave it out"
+            f"--lossy {options['lossy']}: at temperature 0 it is greedy decoding; give a --temperature above 0, or leave it "
+            "out"
         )
-
-
-def tell_idle(temperature: float, of_sampling: Mapping[str, Any]) -> None:
-    """Say in one line which options do nothing at temperature 0: options by their flags, None where they are not given."""
-    idle = [f"{flag} {value}" for flag, value in of_sampling.items() if value is not None]
-    if temperature == 0 and idle:
+    sampling = {
+        name: value
+        for name, value in options.items()
+        if declared[name].group == "Sampling" and name != "temperature"
+    }
+    if sampling:
         log.warning(
             "%s: without effect, at temperature 0 the likeliest token is taken; give a --temperature above 0",
-            ", ".join(idle),
+            ", ".join(flag_texts(GenerateOptions, sampling)),
         )
 
 
@@ -108,8 +93,6 @@ def read_picture(image: Path) -> Image:
 
 def read_media(images: list[Path], videos: list[Path], fps: float | None = None) -> list[Any]:
     """Pictures, read, and videos of `fps` frames a second, not read yet. Raises `ImageError`, `OptionError`."""
-    from ..common.errors import OptionError
-
     found: list[Any] = [read_picture(path) for path in images]
     if videos:
         from ..images.video import Video

@@ -94,7 +94,7 @@ def log_session(session: Session, seconds: float) -> None:
     log.debug(
         "key/value cache: %s for %d sequence%s of %d positions, in steps of %d",
         size(decoder.arena.nbytes), session.max_batch, "s" * (session.max_batch > 1), session.max_length,
-        decoder.arena.rows,
+        decoder.arena.cache_len,
     )  # fmt: skip
     here = (engine.machine, session.threads or 1)
     stored = [entry for entry in manifest.costs if (entry.get("machine"), entry.get("threads")) == here]

@@ -51,7 +51,7 @@ def need_extra(extra: str, what: str) -> None:
 
 def install_command(extra: str) -> str:
     """The pip command that adds `extra` to this installation."""
-    return command_for(extra, origin())
+    return pip_command(origin(), extra=extra)
 
 
 def origin() -> dict[str, Any]:
@@ -70,20 +70,30 @@ def folder_of(url: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-def command_for(extra: str, origin: dict[str, Any]) -> str:
-    """As `install_command`, for what `direct_url.json` holds ({}: nothing)."""
+def pip_command(
+    origin: dict[str, Any], package: str = PACKAGE, *, extra: str = "", subfolder: str = ""
+) -> str:
+    """The pip command that installs `package`, with `extra`, from where this package was installed from.
+
+    `origin` is what `direct_url.json` holds ({}: nothing). `subfolder` of a checkout holds `package`.
+    """
+    extras = f"[{extra}]" if extra else ""
     url = str(origin.get("url") or "")
     if "vcs_info" in origin:
-        source = f"{PACKAGE}[{extra}] @ {origin['vcs_info'].get('vcs', 'git')}+{url}"
+        fragment = f"#subdirectory={subfolder}" if subfolder else ""
+        source = f"{package}{extras} @ {origin['vcs_info'].get('vcs', 'git')}+{url}{fragment}"
         return f"pip install {shlex.quote(source)}"
     if not url:
-        return f"pip install '{PACKAGE}[{extra}]'"
+        return f"pip install {shlex.quote(f'{package}{extras}')}"
     place = folder_of(url)
-    if place is None:
-        source = f"{PACKAGE}[{extra}] @ {url}"
-        return f"pip install {shlex.quote(source)}"
-    if not place.exists():
-        return f"pip install '.[{extra}]' in a checkout of {PACKAGE} (that of this installation, {place}, is gone)"
-    options = ["-c", str(place / "constraints.txt")] if (place / "constraints.txt").is_file() else []
+    if place is None and not subfolder:
+        return f"pip install {shlex.quote(f'{package}{extras} @ {url}')}"
+    if place is None or not (place / subfolder).exists():
+        relative = shlex.quote((f"./{subfolder}" if subfolder else ".") + extras)
+        gone = place is not None and not place.exists()
+        where = f" (that of this installation, {place}, is gone)" if gone else ""
+        return f"pip install {relative} in a checkout of {PACKAGE}{where}"
+    source = place / subfolder
+    options = ["-c", str(source / "constraints.txt")] if (source / "constraints.txt").is_file() else []
     options += ["-e"] if (origin.get("dir_info") or {}).get("editable") else []
-    return shlex.join(["pip", "install", *options]) + f" {shlex.quote(f'{place}[{extra}]')}"
+    return shlex.join(["pip", "install", *options, f"{source}{extras}"])

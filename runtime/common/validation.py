@@ -9,12 +9,9 @@ from typing import Any
 from .errors import OptionError, VlmexportError
 from .foreign_errors import from_signal_handler
 
-TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
-"""Of typical acceptance, as Medusa's authors have them."""
-
-ADAPTIVE = ("off", "request", "session", "logistic", "confidence")
-"""What the draft length depends on: nothing, the request so far, every request of the session so far, FastVLM's
-function of the position, or how sure the draft is, by Draft & Verify's threshold."""
+ADAPTIVE = ("off", "request", "session", "confidence")
+"""What the draft length depends on: nothing, the request so far, every request of the session so far, or how sure the
+draft is, by Draft & Verify's threshold."""
 
 CHANNELS = ("rgb", "bgr")
 """Orders of an image array's last axis; bgr is OpenCV's."""

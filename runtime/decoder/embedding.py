@@ -1,4 +1,4 @@
-"""Token ids to rows: from the memory-mapped table where the host can write them, else by the `embed` graph."""
+"""Token ids to hidden states: from the memory-mapped table where the host can write them, else by the `embed` graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROBES = 16
 
 
 class Embedding:
-    """Rows of token ids, in the dtype that the engine's graphs take.
+    """Embeddings of token ids, in the dtype that the engine's graphs take.
 
     One memory-mapped row into a bound buffer takes a quarter of the time of running a graph for it; that way is taken
     (`lookup`) only on engines in host memory and when the graph is a plain look-up, which the first ids decide.
@@ -25,8 +25,8 @@ class Embedding:
     def __init__(
         self, engine: Engine, table: np.ndarray, hidden: HostBuffer, max_tokens: int, most_of_prompt: int
     ):
-        """`table` [V, E] as stored; `hidden` receives rows, at most `most_rows` of them, of a prompt `most_of_prompt` at
-        a time."""
+        """`table` [V, E] as stored; `hidden` receives hidden states, at most `most_rows` of them, of a prompt
+        `most_of_prompt` at a time."""
         self._engine, self._table, self._hidden = engine, table, hidden
         self._most = most_of_prompt
         self.dtype = engine.dtype("embed", "hidden")
@@ -54,25 +54,25 @@ class Embedding:
             raise PromptError(f"token id {bad} is outside the vocabulary of {len(self._table)}")
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
-        """Rows [n, E] of int64 ids [n]. Raises `PromptError` for ids outside the vocabulary."""
+        """Hidden states [n, E] of int64 ids [n]. Raises `PromptError` for ids outside the vocabulary."""
         self.check(ids)
         return self._by_table(ids) if self.lookup else self._by_graph(ids)
 
     def fill(self, out: np.ndarray, tokens: Sequence[int]) -> None:
-        """Rows of `tokens` [n] into `out` [n, E], the host side of `hidden`; `lookup` only."""
+        """Embeddings of `tokens` [n] into `out` [n, E], the host side of `hidden`; `lookup` only."""
         if self.table is None:
             out[...] = self._by_table(np.asarray(tokens, np.int64))
         else:
             self.table.take(tokens, 0, out, "clip")
 
     def run(self, tokens: Sequence[int], shape: tuple[int, int]) -> None:
-        """Run the graph on `tokens` as [batch, width]; the rows are then in `hidden` on the engine's side."""
+        """Run the graph on `tokens` as [batch, width]; the hidden states are then in `hidden` on the engine's side."""
         self._tokens.host((len(tokens),))[:] = tokens
         self._tokens.push(shape)
         self.bind(self._tokens.view(shape)).run()
 
     def bind(self, tokens: View) -> Call:
-        """The graph on ids int64 [batch, width] that lie with the engine; the rows are then in `hidden`."""
+        """The graph on ids int64 [batch, width] that lie with the engine; the hidden states are then in `hidden`."""
         inputs = {"token_ids": tokens, "embedding_table": self.constant}
         return self._engine.bind("embed", inputs, {"hidden": self._view(tokens.shape)})
 

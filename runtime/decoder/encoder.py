@@ -1,4 +1,5 @@
-"""What cross-attention looks at: rows of a picture or of a text encoder, as keys and values of every decoder layer."""
+"""What cross-attention looks at: hidden states of a picture or of a text encoder, as keys and values of every decoder
+layer."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from .masks import encoder_mask
 class Encoder:
     """Runs `encoder` (where the model has one) and `cross_kv` once per sequence; the K/V live in an arena of their own.
 
-    Without a text encoder the image rows go straight into `cross_kv`.
+    Without a text encoder the image embeddings go straight into `cross_kv`.
 
     Args:
         tensor: reads a tensor of the bundle by name. max_batch: most sequences decoded together.
@@ -68,8 +69,8 @@ class Encoder:
 
     @property
     def cache_len(self) -> int:
-        """Rows per head in the bound views: what bound passes depend on."""
-        return self.arena.rows
+        """Slots per head in the bound views: what bound passes depend on."""
+        return self.arena.cache_len
 
     def reset(self, batch: int) -> None:
         """Start with `batch` sequences that have no source."""
@@ -82,12 +83,13 @@ class Encoder:
         self.version += 1
 
     def remove(self, batch_index: int) -> None:
-        """Forget sequence `row`; the last one takes its place."""
+        """Forget sequence `batch_index`; the last one takes its place."""
         self.arena.remove(batch_index)
         self.version += 1
 
     def run(self, batch_index: int, encoder_hidden: np.ndarray) -> None:
-        """Encode rows [n, E] of sequence `row`, which has nothing yet. Raises `PromptError` for too many."""
+        """Encode hidden states [n, E] of sequence `batch_index`, which has nothing yet. Raises `PromptError` for too
+        many."""
         engine, arena = self._engine, self.arena
         source = len(encoder_hidden)
         if not 1 <= source <= self._longest:
@@ -102,12 +104,12 @@ class Encoder:
         arena.lengths[batch_index] = 0
         alone = arena.batch == 1
         if alone:
-            arena.rows = arena.aligned(source)
+            arena.cache_len = arena.aligned(source)
         arena.reserve(source, batch_index)
         arena.lengths[batch_index] = source
         self.version += 1
         # A single sequence whose view is as long as its source needs no copy.
-        direct = alone and arena.rows == source
+        direct = alone and arena.cache_len == source
         targets = (
             [arena.view(i, batch_index, 1) for i in range(self._layers)] if direct else self._staged(source)
         )
@@ -120,21 +122,24 @@ class Encoder:
                 arena.store(layer, batch_index, key, value)
 
     def bindings(self, width: int, first: int, end: int, batch_index: int, batch: int) -> dict[str, View]:
-        """`cross_mask` for `width` rows of sequences row..row + batch − 1, and the K/V of layers first..end−1.
+        """`cross_mask` for `width` tokens of sequences batch_index..batch_index + batch − 1, and the K/V of layers
+        first..end−1.
 
         The mask's content is `write_mask`'s.
         """
         arena = self.arena
-        found = {"cross_mask": self._cross_mask(width, batch_index).view((batch, 1, width, arena.rows))}
+        inputs = {"cross_mask": self._cross_mask(width, batch_index).view((batch, 1, width, arena.cache_len))}
         for layer in range(first, end):
-            found[f"cross_key.{layer}"], found[f"cross_value.{layer}"] = arena.view(layer, batch_index, batch)
-        return found
+            inputs[f"cross_key.{layer}"], inputs[f"cross_value.{layer}"] = arena.view(
+                layer, batch_index, batch
+            )
+        return inputs
 
     def write_mask(self, width: int, batch_index: int, batch: int) -> int:
-        """Let `width` rows of sequences row..row + batch − 1 see each its own source; returns the `version` that it
-        is good for."""
+        """Let `width` tokens of sequences batch_index..batch_index + batch − 1 see each its own source; returns the
+        `version` that it is good for."""
         arena, buffer = self.arena, self._cross_mask(width, batch_index)
-        shape = (batch, 1, width, arena.rows)
+        shape = (batch, 1, width, arena.cache_len)
         host = buffer.host(shape)
         host[...] = True
         for index in range(batch):

@@ -1,28 +1,23 @@
 """A pass over a chain of one sequence, on an engine in host memory: everything that it looks up is looked up once.
 
-Plain decoding of a small model is a hundred such passes a second and more, drafting six times as many: what `Decoder`
-does in general (trees, batches, devices) is here done for the one case, in place.
+Plain decoding of a small model is a hundred such passes a second and more, drafting six times as many: what
+`ForwardPasses` does in general (trees, batches, devices) is here done for the one case, in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .embedding import Embedding
-    from .encoder import Encoder
-    from .forward_pass import ForwardPass
-    from .masks import CausalMask
-
-ChainStep = Callable[[Sequence[int] | None, int], None]
-"""`step(tokens, start)`: run the pass over `tokens` (None: over the rows that lie there) from slot `start` on."""
+from .embedding import Embedding
+from .encoder import Encoder
+from .forward_pass import ChainStep, ForwardPass
+from .masks import CausalMask
 
 
 def embedding_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequence[int]], None]:
-    """Writes the rows of `tokens` [n] into `out` [n, E]; for an embedding that is a plain look-up."""
+    """Writes the embeddings of `tokens` [n] into `out` [n, E]; for an embedding that is a plain look-up."""
     table = embedding.table
     if table is None or len(out) > 1:
         return lambda tokens: embedding.fill(out, tokens)
@@ -35,21 +30,21 @@ def embedding_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequenc
 
 
 def chain_step(
-    run: ForwardPass,
+    forward_pass: ForwardPass,
     masks: CausalMask,
     encoder: Encoder | None,
     fill: Callable[[Sequence[int]], None] | None,
     positions: Callable[[int], None] | None,
 ) -> ChainStep:
-    """The step of a prepared pass over one sequence. `fill` writes the rows of tokens, `positions` the positions from a
-    slot on, where the pass takes them."""
-    own, indices, width, rows = run.mask[0], run.indices, run.width, run.mask.shape[3]
-    seen = masks.seen(width, rows)
-    calls = [call.run for call in run.calls]
+    """The step of a prepared pass over one sequence. `fill` writes the embeddings of tokens, `positions` the positions
+    from a slot on, where the pass takes them."""
+    own, indices, width = forward_pass.mask[0], forward_pass.indices, forward_pass.width
+    seen = masks.seen(width, forward_pass.mask.shape[3])
+    calls = [call.run for call in forward_pass.calls]
 
     def step(tokens: Sequence[int] | None, start: int) -> None:
-        if encoder is not None and run.sources != encoder.version:
-            run.sources = encoder.write_mask(width, run.batch_index, 1)
+        if encoder is not None and forward_pass.encoder_version != encoder.version:
+            forward_pass.encoder_version = encoder.write_mask(width, forward_pass.batch_index, 1)
         if tokens is not None:
             fill(tokens)  # type: ignore[misc]
         indices[0] = start

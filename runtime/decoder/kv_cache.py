@@ -1,8 +1,8 @@
 """Key/value arenas: written in place by every graph, bound by address.
 
-The decoder's own arena holds `max_length + max_width` rows per sequence: a pass may write `max_width` rows beyond the
+The decoder's own arena holds `max_length + max_width` slots per sequence: a pass may write `max_width` slots beyond the
 longest sequence before the runtime lowers the length again. ONNX's `Attention` costs as much as the bound buffer is
-long, so on engines without a static cache a view of few rows is bound and re-strided when it grows. Cross-attention
+long, so on engines without a static cache a view of few slots is bound and re-strided when it grows. Cross-attention
 and drafts with layers of their own keep their keys and values in further arenas.
 """
 
@@ -17,22 +17,23 @@ from ..common.errors import CapacityError
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
 
 BUCKET = 128
-"""Rows by which the bound view grows."""
+"""Slots by which the bound view grows."""
 
 BATCH_BUCKET = 32
-"""The same where sequences are decoded together: they pay for unused rows each, and bind again once for all of them."""
+"""The same where sequences are decoded together: they pay for unused slots each, and bind again once for all of them."""
 
 
 def cache_len_step(alignment: int, slot_bytes: int) -> int:
-    """Rows of which every multiple ends at an address that is a multiple of `alignment`."""
+    """Slots of which every multiple ends at an address that is a multiple of `alignment`."""
     return alignment // gcd(alignment, slot_bytes)
 
 
 class KVArena:
-    """K and V of some layers for the sequences of a batch, and how many rows of each sequence are valid.
+    """K and V of some layers for the sequences of a batch, and how many slots of each sequence are valid.
 
-    Layout of one layer while `rows` are bound: `[batch, heads, rows, head_dim]`, contiguous from the start of a buffer
-    of `max_batch × heads × capacity × head_dim` elements: sequences can join and leave without moving the others.
+    Layout of one layer while `cache_len` slots are bound: `[batch, heads, cache_len, head_dim]`, contiguous from the
+    start of a buffer of `max_batch × heads × capacity × head_dim` elements: sequences can join and leave without moving
+    the others.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class KVArena:
         beside: Sequence[tuple[int, int]] = (),
     ):
         """`prefix` comes before `key_cache.i` in the names of the buffers; the bound view has a multiple of `bucket`
-        rows, or, when `static`, always the whole capacity. With several sequences both are rounded up, so that each
-        begins at an address that the engine can bind. `beside`: (heads, head_dim) of further layers, whose rows come,
+        slots, or, when `static`, always the whole capacity. With several sequences both are rounded up, so that each
+        begins at an address that the engine can bind. `beside`: (heads, head_dim) of further layers, whose slots come,
         move and go with those of the first `layers`."""
         shapes = [(heads, head_dim)] * layers + list(beside)
         item = DTYPES[dtype].itemsize
@@ -62,10 +63,10 @@ class KVArena:
         capacity, bucket = self.aligned(capacity), self.aligned(bucket)
         self.capacity, self.max_batch = capacity, max_batch
         self.lengths = [0] * max_batch
-        """Valid rows per sequence; 0 beyond the first `batch`."""
+        """Valid slots by sequence; 0 beyond the first `batch`."""
         self.batch = 1
-        self.rows = 0
-        """Rows per head in the bound views."""
+        self.cache_len = 0
+        """Slots per head in the bound views."""
         self._engine, self._bucket, self._dtype, self._static = engine, bucket, dtype, static
         self._beside: dict[str, Buffer] = {}
         self._growths: dict[tuple[int, int, int], Sequence[Call]] = {}
@@ -84,12 +85,13 @@ class KVArena:
         self.reset()
 
     def aligned(self, cache_len: int) -> int:
-        """At least `rows` rows per head, with which every sequence begins at an address that the engine can bind."""
+        """At least `cache_len` slots per head, with which every sequence begins at an address that the engine can
+        bind."""
         return -(-cache_len // self._unit) * self._unit
 
     @property
     def length(self) -> int:
-        """Longest valid length of the batch, in rows."""
+        """Longest valid length of the batch, in slots."""
         return max(self.lengths)
 
     @property
@@ -104,11 +106,11 @@ class KVArena:
             )
         self.batch = batch
         self.lengths[:] = [0] * self.max_batch
-        self.rows = self.capacity if self._static else min(self._bucket, self.capacity)
+        self.cache_len = self.capacity if self._static else min(self._bucket, self.capacity)
 
     def clear(self, batch_index: int) -> None:
-        """Zero the place of sequence `row`: it left numbers that are not finite, and 0 × NaN is NaN where rows are
-        masked."""
+        """Zero the place of sequence `batch_index`: it left numbers that are not finite, and 0 × NaN is NaN where slots
+        are masked."""
         for buffer, shape in self._buffers:
             own = self._view(buffer, shape, batch_index, 1)
             self._engine.write(own, np.zeros(own.shape, DTYPES[self._dtype]))
@@ -122,13 +124,13 @@ class KVArena:
         return self.batch - 1
 
     def remove(self, batch_index: int) -> None:
-        """Forget sequence `row`; the last one takes its place."""
+        """Forget sequence `batch_index`; the last one takes its place."""
         last = self.batch - 1
         if batch_index != last:
             valid = self.lengths[last]
             for buffer, shape in self._buffers:
                 target, source = self._view(buffer, shape, batch_index, 1), self._view(buffer, shape, last, 1)
-                if self._engine.host_memory:  # what lies behind the valid rows is finite, whoever's it was
+                if self._engine.host_memory:  # what lies behind the valid slots is finite, whoever's it was
                     self._engine.read(target)[:, :, :valid] = self._engine.read(source)[:, :, :valid]
                 else:
                     self._engine.copy(target, source).run()
@@ -137,12 +139,13 @@ class KVArena:
         self.batch = last
 
     def reserve(self, width: int, batch_index: int | None = None) -> bool:
-        """Make room for a pass of `width` new rows of sequence `row`, or of all; True when the bound views changed.
+        """Make room for a pass of `width` new slots of sequence `batch_index`, or of all; True when the bound views
+        changed.
 
         Raises `CapacityError` before anything is written when the pass would leave the buffers.
         """
         needed = (max(self.lengths) if batch_index is None else self.lengths[batch_index]) + width
-        if needed <= self.rows:
+        if needed <= self.cache_len:
             return False
         if needed > self.capacity:
             raise CapacityError(
@@ -152,12 +155,12 @@ class KVArena:
         cache_len = -(-needed // self._bucket) * self._bucket
         if not self._engine.host_memory:
             # What is captured there, and copied to grow, is so for every length anew.
-            cache_len = max(cache_len, 2 * self.rows)
+            cache_len = max(cache_len, 2 * self.cache_len)
         self._grow(min(cache_len, self.capacity))
         return True
 
     def advance(self, count: int, batch_index: int = 0) -> None:
-        """Declare `count` rows just written by a pass as valid."""
+        """Declare `count` slots just written by a pass as valid."""
         length = self.lengths[batch_index] + count
         if count < 0 or length > self.capacity:
             raise CapacityError(
@@ -166,7 +169,8 @@ class KVArena:
         self.lengths[batch_index] = length
 
     def view(self, layer: int, batch_index: int = 0, batch: int | None = None) -> tuple[View, View]:
-        """Key and value views `[batch, heads, rows, head_dim]` of one layer, for sequences row..row + batch − 1."""
+        """Key and value views `[batch, heads, cache_len, head_dim]` of one layer, for sequences
+        batch_index..batch_index + batch − 1."""
         count, shape = self.batch - batch_index if batch is None else batch, self._shapes[layer]
         keys, values = self.keys[layer], self.values[layer]
         return self._view(keys, shape, batch_index, count), self._view(values, shape, batch_index, count)
@@ -184,7 +188,7 @@ class KVArena:
         return inputs, outputs
 
     def read(self, layer: int, batch_index: int = 0) -> Mapping[str, np.ndarray]:
-        """Copies of the valid rows of one sequence, `[heads, length, head_dim]`; for tests and tools."""
+        """Copies of the valid slots of one sequence, `[heads, length, head_dim]`; for tests and tools."""
         key, value = self.view(layer, batch_index, 1)
         length = self.lengths[batch_index]
         return {
@@ -193,61 +197,63 @@ class KVArena:
         }
 
     def store(self, layer: int, batch_index: int, key: View, value: View) -> None:
-        """Copy `[1, heads, n, head_dim]` to the first n rows of a sequence (cross-attention, once per request)."""
+        """Copy `[1, heads, n, head_dim]` to the first n slots of a sequence (cross-attention, once per request)."""
         engine, (heads, size) = self._engine, self._shapes[layer]
         for target, source in zip(self.view(layer, batch_index, 1), (key, value), strict=True):
             count = source.shape[2]
             if engine.host_memory:
                 engine.read(target)[:, :, :count] = engine.read(source)
                 continue
-            for head in range(heads):  # on the device: the rows of a head lie together in both
-                to = target.buffer.view((count, size), self._dtype, target.offset + head * self.rows * size)
+            for head in range(heads):  # on the device: the slots of a head lie together in both
+                to = target.buffer.view(
+                    (count, size), self._dtype, target.offset + head * self.cache_len * size
+                )
                 own = source.buffer.view((count, size), self._dtype, source.offset + head * count * size)
                 engine.copy(to, own).run()
 
     def _view(self, buffer: Buffer, shape: tuple[int, int], batch_index: int, batch: int) -> View:
         heads, size = shape
         return buffer.view(
-            (batch, heads, self.rows, size), self._dtype, batch_index * heads * self.rows * size
+            (batch, heads, self.cache_len, size), self._dtype, batch_index * heads * self.cache_len * size
         )
 
     def _grow(self, cache_len: int) -> None:
-        """Re-stride from `self.rows` to `rows` per head."""
+        """Re-stride from `self.cache_len` to `cache_len` slots per head."""
         if self._engine.host_memory:
             for buffer, shape in self._buffers:
                 self._grow_here(buffer, shape, cache_len)
         else:
             for call in self._growth(cache_len):
                 call.run()
-        self.rows = cache_len
+        self.cache_len = cache_len
 
     def _grow_here(self, buffer: Buffer, shape: tuple[int, int], cache_len: int) -> None:
         """In the memory itself, last head first so that nothing is overwritten."""
-        old, (per_sequence, size) = self.rows, shape
+        old, (per_sequence, size) = self.cache_len, shape
         heads, valid = self.batch * per_sequence, self.length
         flat = self._engine.read(buffer.view((buffer.nbytes // DTYPES[self._dtype].itemsize,), self._dtype))
         before = flat[: heads * old * size].reshape(heads, old, size)
         after = flat[: heads * cache_len * size].reshape(heads, cache_len, size)
         for head in range(heads - 1, 0, -1):
             after[head, :valid] = before[head, :valid]  # numpy copies overlapping ranges safely
-        # Masked rows are multiplied by zero, and 0 × NaN would be NaN: nothing but finite values may stay.
+        # Masked slots are multiplied by zero, and 0 × NaN would be NaN: nothing but finite values may stay.
         after[:, valid:] = 0
 
     def _growth(self, cache_len: int) -> Sequence[Call]:
         """What does it on a device, where every request grows through the same lengths: whole heads, whatever of them is
         valid, so that the calls are always the same."""
-        key = self.batch, self.rows, cache_len
-        found = self._growths.get(key)
-        if found is None:
+        key = self.batch, self.cache_len, cache_len
+        growth = self._growths.get(key)
+        if growth is None:
             calls = [
                 call for buffer, shape in self._buffers for call in self._grow_there(buffer, shape, cache_len)
             ]
-            found = self._growths[key] = self._engine.repeated(calls)
-        return found
+            growth = self._growths[key] = self._engine.repeated(calls)
+        return growth
 
     def _grow_there(self, buffer: Buffer, shape: tuple[int, int], cache_len: int) -> Iterator[Call]:
         """Copies must not overlap: out of the way and back, over zeros."""
-        engine, old, (per_sequence, size), kind = self._engine, self.rows, shape, self._dtype
+        engine, old, (per_sequence, size), kind = self._engine, self.cache_len, shape, self._dtype
         heads = self.batch * per_sequence
         moved, zeros = (
             self._aside(name, heads * count * size).view((heads * count * size,), kind)

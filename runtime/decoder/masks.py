@@ -39,25 +39,25 @@ def relative_position_bucket(
 
 
 def _chain(toeplitz: np.ndarray, start: int, width: int, cache_len: int) -> np.ndarray:
-    """The mask [heads, width, rows] of a chain, a view."""
+    """The mask [heads, width, cache_len] of a chain, a view."""
     return toeplitz[:, start : start + width, :cache_len]
 
 
 class Seen(dict[int, np.ndarray]):
-    """start → the mask [heads, width, rows] of a chain, a view that is made when it is first asked for."""
+    """start → the mask [heads, width, cache_len] of a chain, a view that is made when it is first asked for."""
 
     def __init__(self, toeplitz: np.ndarray, width: int, cache_len: int):
         super().__init__()
         self._of = toeplitz, width, cache_len
 
     def __missing__(self, start: int) -> np.ndarray:
-        toeplitz, width, rows = self._of
-        mask = self[start] = _chain(toeplitz, start, width, rows)
+        toeplitz, width, cache_len = self._of
+        mask = self[start] = _chain(toeplitz, start, width, cache_len)
         return mask
 
 
 class CausalMask:
-    """Fills decoder masks `[batch, heads, width, rows]`, boolean (True = visible) or float (bias, or masked).
+    """Fills decoder masks `[batch, heads, width, cache_len]`, boolean (True = visible) or float (bias, or masked).
 
     One row of values by distance is computed at load; a chain is then slice copies of a strided view of it.
     `table` is the `[num_buckets, heads]` relative bias as it is stored, or None for a mask without bias.
@@ -73,7 +73,7 @@ class CausalMask:
     ):
         self._capacity = capacity
         self.positions = np.arange(capacity, dtype=np.int64)
-        """0..capacity − 1, to slice positions and row indices from."""
+        """0..capacity − 1, to slice positions and indices from."""
         self._boolean = dtype == np.bool_
         self._hidden = False if self._boolean else masked_value(dtype)
         # by_distance[h, capacity − 1 + (key − query)]; keys after the query are hidden
@@ -96,17 +96,17 @@ class CausalMask:
         )
 
     def seen(self, width: int, cache_len: int) -> Seen:
-        """The masks [heads, width, rows] of chains by their start, kept for callers that ask again; of the last `rows`
-        asked for."""
+        """The masks [heads, width, cache_len] of chains by their start, kept for callers that ask again; of the last
+        `cache_len` asked for."""
         if cache_len != self._cache_len:
             self._cache_len, self._seen = cache_len, {}
-        found = self._seen.get(width)
-        if found is None:
-            found = self._seen[width] = Seen(self._toeplitz, width, cache_len)
-        return found
+        seen = self._seen.get(width)
+        if seen is None:
+            seen = self._seen[width] = Seen(self._toeplitz, width, cache_len)
+        return seen
 
     def chain(self, out: np.ndarray, batch_index: int, start: int, width: int) -> None:
-        """Fill `out[row]` for `width` new positions start, start + 1, …; slot = position."""
+        """Fill `out[batch_index]` for `width` new positions start, start + 1, …; slot = position."""
         out[batch_index] = _chain(self._toeplitz, start, width, out.shape[3])
 
     @property
@@ -117,7 +117,7 @@ class CausalMask:
         return np.concatenate([table, np.full_like(table[:1], self._hidden)])
 
     def node(self, out: np.ndarray, batch_index: int, start: int, tree: TokenTree, node: int) -> None:
-        """Fill `out[row]` of width 1 for one node of a tree whose root takes slot and position `start`."""
+        """Fill `out[batch_index]` of width 1 for one node of a tree whose root takes slot and position `start`."""
         target = out[batch_index, :, 0]
         depths = np.asarray(tree.depths)
         target[:, start + node + 1 :] = self._hidden
@@ -127,8 +127,8 @@ class CausalMask:
         target[:, before] = np.where(tree.ancestors[node, : node + 1], inside, self._hidden)
 
     def tree(self, out: np.ndarray, batch_index: int, start: int, tree: TokenTree) -> None:
-        """Fill `out[row]` for the nodes of a tree whose root takes slot and position `start`."""
-        count, rows = len(tree), out.shape[3]
+        """Fill `out[batch_index]` for the nodes of a tree whose root takes slot and position `start`."""
+        count, cache_len = len(tree), out.shape[3]
         visible = tree.ancestors
         depths = np.asarray(tree.depths)
         target = out[batch_index]
@@ -138,7 +138,7 @@ class CausalMask:
         target[:, :count, start : start + count] = np.where(visible, inside, self._hidden)
         if count < target.shape[1]:  # padding rows see what the root sees, so that no row is empty
             target[:, count:, :] = target[:, :1, :]
-        assert rows >= start + count
+        assert cache_len >= start + count
 
 
 def relations(tree: TokenTree, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -167,5 +167,5 @@ def encoder_mask(
         out[...] = np.lib.stride_tricks.as_strided(
             by_distance[:, source - 1 :], out.shape[1:], (head_step, -step, step), writeable=False
         )
-    for row, length in enumerate(lengths):
-        out[row, :, :, length:] = masked_value(out.dtype)
+    for batch_index, length in enumerate(lengths):
+        out[batch_index, :, :, length:] = masked_value(out.dtype)

@@ -1,4 +1,4 @@
-"""The `vision` graph: whatever inputs a family gives it, rows for the decoder come out. A draft's graph that reads
+"""The `vision` graph: whatever inputs a family gives it, image embeddings come out. A draft's graph that reads
 pictures runs the same way."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Vision:
         self._buffers: dict[str, tuple[int, HostBuffer]] = {}
 
     def run(self, inputs: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
-        """Rows [n, E] of all runs, in order; each run gives [..., rows, E]."""
+        """Hidden states [n, E] of all runs, in order; each run gives [..., n, E]."""
         return np.concatenate([self._once(entry) for entry in inputs])
 
     def _once(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -42,9 +42,9 @@ class Vision:
             views[value.name] = buffer.view(array.shape)
         output = info.outputs[0]
         shape = tuple(size if isinstance(size, int) else sizes[size] for size in output.shape)
-        rows = self._buffer(output.name, prod(shape), output.dtype).view(shape)
-        engine.bind(self._graph, views, {output.name: rows}).run()
-        return np.array(engine.read(rows), DTYPES[output.dtype]).reshape(-1, shape[-1])
+        image_embeds = self._buffer(output.name, prod(shape), output.dtype).view(shape)
+        engine.bind(self._graph, views, {output.name: image_embeds}).run()
+        return np.array(engine.read(image_embeds), DTYPES[output.dtype]).reshape(-1, shape[-1])
 
     def _buffer(self, name: str, size: int, dtype: str) -> HostBuffer:
         known = self._buffers.get(name)

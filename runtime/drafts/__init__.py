@@ -1,46 +1,50 @@
-"""Proposers: one file per draft kind, one line per kind here."""
+"""Draft kinds: what each declares, and its proposer. A new kind is its own files and one line here."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..bundle.combined_drafts import second_of
+from ..bundle.combined_drafts import SIGN, second_of
 from ..common.errors import BundleError
+from ..graphs.registry import draft_kinds
 
 if TYPE_CHECKING:
+    from ..bundle.draft_kind import DraftKind
     from ..bundle.manifest import DraftInfo
-    from ..decoder.forward_pass import Decoder
+    from ..decoder.decoder import Decoder
     from ..speculative.proposer import Proposer
 
 KINDS = {
-    "draft-and-verify": ("layer_skip", "LayerSkip"),
-    "eagle": ("eagle.eagle", "Eagle"),
-    "eagle3": ("eagle.eagle3", "Eagle3"),
-    "early-exit": ("imitation.self_draft", "SelfDraft"),
-    "imitation": ("imitation.with_attention", "imitation"),
-    "medusa": ("medusa.medusa", "Medusa"),
-    "prompt-lookup": ("prompt_lookup.prompt_lookup", "PromptLookup"),
-    "vispec": ("eagle.vispec", "Vispec"),
+    "draft-and-verify": "layer_skip_kind",
+    "eagle": "eagle.eagle_kind",
+    "eagle3": "eagle.eagle3_kind",
+    "early-exit": "imitation.early_exit_kind",
+    "imitation": "imitation.imitation_kind",
+    "medusa": "medusa.medusa_kind",
+    "prompt-lookup": "prompt_lookup.prompt_lookup_kind",
+    "vispec": "eagle.vispec_kind",
 }
-"""Draft kind → (module, class, or a function that chooses one). It is called with (draft, decoder), once per session."""
+"""Draft kind → the module that declares it, a `DraftKind` called `KIND`. Such modules are light: every manifest that is
+read asks them (`graphs/registry.py`)."""
 
 
 def create(draft: DraftInfo, decoder: Decoder) -> Proposer:
     """The proposer of a draft, or of a combination. Raises `BundleError` for a kind that this version does not know."""
-    if second_of(decoder.manifest.drafts, draft.name) is None:
-        return _create(draft, decoder)
-    from .combined import SHORTEST, FallbackProposer
-    from .prompt_lookup.prompt_lookup import PromptLookup
+    drafts = decoder.manifest.drafts
+    if second_of(drafts, draft.name) is None:
+        return _kind(draft).propose(draft, decoder)
+    from .combined import FallbackProposer
 
-    first = PromptLookup(draft, decoder, shortest=SHORTEST)
-    return FallbackProposer(draft.name, first, _create(draft, decoder))
+    first = next(each for each in drafts if each.name == draft.name.partition(SIGN)[0])
+    propose_first = _kind(first).propose_first
+    assert propose_first is not None, "a combination begins with a draft that may come first"
+    return FallbackProposer(draft.name, propose_first(draft, decoder), _kind(draft).propose(draft, decoder))
 
 
-def _create(draft: DraftInfo, decoder: Decoder) -> Proposer:
-    if draft.kind not in KINDS:
+def _kind(draft: DraftInfo) -> DraftKind:
+    kind = draft_kinds().get(draft.kind)
+    if kind is None:
         raise BundleError(
             f"draft {draft.name!r} is of kind {draft.kind!r}, which this vlmexport cannot run; upgrade it"
         )
-    module, name = KINDS[draft.kind]
-    return getattr(import_module(f".{module}", __name__), name)(draft, decoder)
+    return kind

@@ -1,5 +1,5 @@
-"""Prompt lookup first, else another draft: where the last tokens stood before, what followed them costs nothing and is often
-right; where they are new, a trained draft may know better than nothing."""
+"""Prompt lookup first, else another draft: where the last tokens stood before, what followed them costs nothing and is
+often right; where they are new, a trained draft may know better than nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from ..engines.base import View
     from ..sampling.verify import Verdict
     from ..speculative.sequence import Sequence
-
-SHORTEST = 2
-"""Tokens that must have stood before. After a single one a trained draft is right more often: `benchmarks/combination.py`."""
 
 
 class FallbackProposer(Proposer):
@@ -67,11 +64,13 @@ class FallbackProposer(Proposer):
     def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
         """One call of `second` for all sequences that are new to `first`, none where there are none."""
         trees = self._first.propose(sequences, budgets)
-        new = [row for row, tree in enumerate(trees) if not tree.proposed]
+        new = [index for index, tree in enumerate(trees) if not tree.proposed]
         if new:
-            asked = self._second.propose([sequences[row] for row in new], [budgets[row] for row in new])
-            for row, tree in zip(new, asked, strict=True):
-                trees[row] = tree
+            second = self._second.propose(
+                [sequences[index] for index in new], [budgets[index] for index in new]
+            )
+            for index, tree in zip(new, second, strict=True):
+                trees[index] = tree
         return trees
 
     def propose_on_device(self, sequence: Sequence, budget: Budget) -> DeviceChain | TokenTree:

@@ -1,9 +1,9 @@
 """Draft & Verify: the target drafts with some of its own sublayers left out (Zhang et al., arXiv 2309.08168).
 
 What is drafted looks at the keys and values that verification left of everything accepted, and at its own of the tokens
-since. Those it writes where verification will: rows beyond a sequence's length, which the pass over all segments then
-writes anew in every layer, for they were computed from other rows than the target's. Layers whose attention is left out
-are not written while drafting, and not read.
+since. Those it writes where verification will: slots beyond a sequence's length, which the pass over all segments then
+writes anew in every layer, for they were computed from other hidden states than the target's. Layers whose attention is
+left out are not written while drafting, and not read.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, ClassVar
 
-from ..bundle.interfaces import kept_attention
 from ..common.errors import BundleError, NumericsError, OptionError
 from ..decoder.token_tree import TokenTree
 from ..speculative.early_stop import ending
 from ..speculative.proposer import Proposer
+from .layer_skip_options import kept_attention
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decoder.forward_pass import Decoder, ForwardPass
+    from ..decoder.decoder import Decoder
+    from ..decoder.forward_pass import ForwardPass
     from ..decoder.logits import TargetLogits
     from ..engines.base import Call, View
     from ..speculative.sequence import Sequence
@@ -64,18 +65,18 @@ class LayerSkip(Proposer):
             for sequence in sequences:
                 tokens[sequence.batch_index] = chains[sequence][-1]
             decoder.run_partial(run, tokens, step)
-            rows = head.run()
+            logits = head.run()
             step += 1
             for sequence in list(drafting):
                 chain = chains[sequence]
                 try:
-                    token = sequence.propose(rows, sequence.batch_index, chain[1:])
+                    token = sequence.propose(logits, sequence.batch_index, chain[1:])
                 except NumericsError as error:
                     sequence.fail(error)
                     drafting.remove(sequence)
                     continue
                 chain.append(token)
-                if len(chain) > most[sequence] or ends[sequence](rows, sequence.batch_index, token):
+                if len(chain) > most[sequence] or ends[sequence](logits, sequence.batch_index, token):
                     drafting.remove(sequence)
         return [sequence.drafted(chains[sequence]) for sequence in sequences]
 
@@ -85,14 +86,16 @@ class LayerSkip(Proposer):
     def draft_step(
         self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
     ) -> list[Call]:
-        inputs = {"hidden": hidden, "row_index": self._decoder.row_range(1)}
+        inputs = {"hidden": hidden, "row_index": self._decoder.heads.row_range(1)}
         return [self._decoder.engine.bind("head", inputs, outputs)]
 
     def _head(self) -> TargetLogits:
-        """The target's head over the draft's row of every sequence."""
+        """The target's head over the draft's hidden state of every sequence."""
         decoder, batch = self._decoder, self._decoder.batch
-        found = self._heads.get(batch)
-        if found is None:
-            rows, index = self.pass_apart().result, decoder.row_range(batch)
-            found = self._heads[batch] = decoder.bind_head(rows, index, batch, "draft.", self.draft_graph)
-        return found
+        head = self._heads.get(batch)
+        if head is None:
+            hidden_states, index = self.pass_apart().result, decoder.heads.row_range(batch)
+            head = self._heads[batch] = decoder.heads.bind(
+                hidden_states, index, batch, "draft.", self.draft_graph
+            )
+        return head

@@ -1,7 +1,7 @@
-"""What a GPU says of logits without handing them over: the best token of every row, and whether it is a number.
+"""What a GPU says of logits without handing them over: the best token of each, and whether it is a number.
 
 `argmax.onnx` is a graph of this engine's, behind a bundle's `head`; `exporter/graphs/argmax.py` wrote it. It takes
-`logits` float32 [rows, vocabulary] and `places` float32 [vocabulary].
+`logits` float32 [num_logits, vocabulary] and `places` float32 [vocabulary].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FILE = "argmax.onnx"
 """Beside this file."""
 
 ANSWERS = {"best": "int64", "finite": "bool"}
-"""Outputs [rows], and their types."""
+"""Outputs [num_logits], and their types."""
 
 
 def answers(head: GraphInfo) -> GraphInfo:

@@ -127,7 +127,8 @@ class Engine(ABC):
     static_cache: ClassVar[bool] = False
     """True: the `cache` dimension is frozen to the capacity; False: any length may be bound."""
     host_memory: ClassVar[bool] = False
-    """True: `read` returns the memory itself, so the runtime writes masks, tokens and rows straight into buffers."""
+    """True: `read` returns the memory itself, so the runtime writes masks, tokens and hidden states straight into
+    buffers."""
     alignment: ClassVar[int] = 1
     """Every bound address is a multiple of this many bytes."""
 
@@ -144,12 +145,12 @@ class Engine(ABC):
 
     def interface(self, graph: str) -> GraphInfo:
         """Inputs and outputs as this engine binds them (it may widen dtypes). `BundleError` for an unknown graph."""
-        found = self.graphs.get(graph)
-        if found is None:
+        info = self.graphs.get(graph)
+        if info is None:
             raise BundleError(
                 f"the bundle has no graph {graph!r:.80}; it has {', '.join(sorted(self.graphs))}"
             )
-        return found
+        return info
 
     def dtype(self, graph: str, value: str) -> str:
         """dtype of an input or output as this engine binds it. `BundleError` for a name that the graph has not."""
@@ -171,7 +172,7 @@ class Engine(ABC):
         without memory.
 
         `zeroed`: filled with zeros; otherwise it may hold anything, NaN included, until it is written. Key/value
-        caches need it: a masked row is multiplied by zero, and 0 × NaN would be NaN.
+        caches need it: a masked slot is multiplied by zero, and 0 × NaN would be NaN.
         """
 
     def constant(self, name: str, array: np.ndarray) -> View:

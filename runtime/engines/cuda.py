@@ -118,12 +118,12 @@ class Cuda:
 
     def versions(self) -> Versions:
         """What is here of CUDA."""
-        found = []
+        versions = []
         for name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion"):
             number = c_int()
             self._call(name, byref(number))
-            found.append(f"{number.value // 1000}.{number.value % 1000 // 10}")
-        return Versions(*found)
+            versions.append(f"{number.value // 1000}.{number.value % 1000 // 10}")
+        return Versions(*versions)
 
     # --- memory ---
 
@@ -197,14 +197,14 @@ class Cuda:
     def load_kernels(self, code: bytes, *names: str) -> dict[str, int]:
         """Functions by name of a program in PTX, which the driver compiles for its GPU."""
         driver = self._driver = _driver()
-        module, found = c_void_p(), {}
+        module, functions = c_void_p(), {}
         _check(driver, "cuModuleLoadData", driver.cuModuleLoadData(byref(module), code + b"\0"))
         for name in names:
             function = c_void_p()
             code_of = driver.cuModuleGetFunction(byref(function), module, name.encode())
             _check(driver, f"cuModuleGetFunction of {name}", code_of)
-            found[name] = function.value or 0
-        return found
+            functions[name] = function.value or 0
+        return functions
 
     def run_kernel(
         self, function: int, blocks: tuple[int, int], threads: int, arguments: Sequence[Any], stream: int
@@ -228,18 +228,18 @@ class Cuda:
         return f"{self._library.cudaGetErrorString(code).decode('utf-8', 'replace')} ({code})"
 
     def _made(self, name: str, *arguments: Any) -> int:
-        found = c_void_p()
-        self._call(name, byref(found), *arguments)
-        return found.value or 0
+        handle = c_void_p()
+        self._call(name, byref(handle), *arguments)
+        return handle.value or 0
 
     def _allocated(self, who: str, what: str, nbytes: int, call: str, *arguments: Any) -> int:
-        found = c_void_p()
-        code = getattr(self._library, call)(byref(found), *arguments)
+        address = c_void_p()
+        code = getattr(self._library, call)(byref(address), *arguments)
         if code == OUT_OF_MEMORY:
             raise CapacityError(f"{who} no memory for {what!r} ({nbytes / 1e9:.1f} GB); {LESS_ON_A_GPU}")
         if code:
             raise DeviceError(f"CUDA: {call} failed: {self._words(code)}")
-        return found.value or 0
+        return address.value or 0
 
     def _need_a_device(self, place: str) -> None:
         count = c_int()

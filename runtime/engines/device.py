@@ -74,14 +74,14 @@ class DeviceEngine(Engine):
             self.cuda.copy(view.address + start, place.ctypes.data, len(part), UP, self.stream)
 
     def read(self, view: View) -> np.ndarray:
-        found = np.empty(view.nbytes, np.uint8)
+        data = np.empty(view.nbytes, np.uint8)
         for start in range(0, view.nbytes, STAGED):
-            part = found[start : start + STAGED]
+            part = data[start : start + STAGED]
             place = self._place(len(part))
             self.cuda.copy(place.ctypes.data, view.address + start, len(part), DOWN, self.stream)
             self.synchronise()
             part[:] = place
-        return found.view(DTYPES[view.dtype]).reshape(view.shape)
+        return data.view(DTYPES[view.dtype]).reshape(view.shape)
 
     def synchronise(self) -> None:
         """Wait for everything that was queued; memory that nobody holds any more is given back."""
@@ -94,9 +94,9 @@ class DeviceEngine(Engine):
         address = self.cuda.allocate_host(name, nbytes)
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
         self._resources.hold(memory, self.cuda.free_host, address, outlives=True)
-        found = np.ctypeslib.as_array(memory)
-        found[:] = 0
-        return found
+        array = np.ctypeslib.as_array(memory)
+        array[:] = 0
+        return array
 
     def passing(self, name: str, shape: tuple[int, ...], dtype: str) -> View:
         """Memory that holds something from one step of a call to the next: the calls of a stream share it."""

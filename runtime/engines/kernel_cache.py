@@ -39,17 +39,17 @@ class KernelCache:
         """Let contexts that are made with `config` take kernels of a plan from its file, and keep new ones for it."""
         path = self._folder / f"{plan_sha256}.kernels"
         if path not in self._held:
-            cache, found = config.create_runtime_cache(), b""
+            cache, data = config.create_runtime_cache(), b""
             try:
                 if path.is_file() and path.stat().st_size <= LIMIT:
-                    found = path.read_bytes()
+                    data = path.read_bytes()
             except OSError as error:
                 raise_if_foreign(error)
                 log.warning("kernel cache %s cannot be read: %s", path, error)
-            if found and not cache.deserialize(found):
+            if data and not cache.deserialize(data):
                 log.debug("kernel cache %s is of another GPU, driver or TensorRT", path)
-                found = b""
-            self._held[path] = (cache, found)
+                data = b""
+            self._held[path] = (cache, data)
         config.set_runtime_cache(self._held[path][0])
 
     def save(self) -> None:

@@ -1,6 +1,7 @@
-"""What a GPU does around a portable plan: masks in two parts before it, new rows into the caches after it.
+"""What a GPU does around a portable plan: masks in two parts before it, new keys and values into the caches after it.
 
-`runtime/engines/kv_append.py` is the same in numpy. Where the rows begin is read on the device, so that both can be captured.
+`runtime/engines/kv_append.py` is the same in numpy. Where they begin is read on the device, so that both can be
+captured.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ class Appending:
         return self._kernel("split_mask", mask.size, 1, arguments, (mask, starts, before, own))
 
     def append(self, pairs: Sequence[tuple[View, View]], starts: View) -> Kernel:
-        """For every pair, rows [batch, heads, width, D] into the cache [batch, heads, capacity, D], those of sequence b
-        from slot `starts[b]` on. Raises `ValueError` for rows that are no whole words."""
-        rows, cache = pairs[0]
-        _, heads, width, size = rows.shape
-        nbytes = size * DTYPES[rows.dtype].itemsize
+        """For every pair, new keys or values [batch, heads, width, D] into the cache [batch, heads, capacity, D], those
+        of sequence b from slot `starts[b]` on. Raises `ValueError` for heads that are no whole words."""
+        new_kv, cache = pairs[0]
+        _, heads, width, size = new_kv.shape
+        nbytes = size * DTYPES[new_kv.dtype].itemsize
         if nbytes % WORD:
-            raise ValueError(f"{rows.buffer.name}: {nbytes} bytes per row are not a multiple of {WORD}")
+            raise ValueError(f"{new_kv.buffer.name}: {nbytes} bytes per row are not a multiple of {WORD}")
         addresses = np.array([[one.address for one in pair] for pair in pairs], np.int64)
         table = self._engine.constant("append.table", addresses)
         words = nbytes // WORD
-        count = rows.nbytes // WORD
+        count = new_kv.nbytes // WORD
         arguments = (
             *(c_ulonglong(view.address) for view in (table, starts)),
             *(c_int(number) for number in (heads, width, cache.shape[2], words)),

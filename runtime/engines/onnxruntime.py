@@ -205,13 +205,13 @@ class OnnxRuntimeCpu(Engine):
 
 def check_interface(graph: str, info: GraphInfo, session: ort.InferenceSession) -> None:
     """Raise `BundleError` unless a session's inputs and outputs are those of the manifest's `info`."""
-    for kind, declared, found in (
+    for kind, declared, offered in (
         ("inputs", info.inputs, session.get_inputs()),
         ("outputs", info.outputs, session.get_outputs()),
     ):
         expected, actual = (
             {value.name: value for value in declared},
-            {value.name: value for value in found},
+            {value.name: value for value in offered},
         )
         odd = sorted(set(expected) ^ set(actual)) or [
             name for name, value in expected.items() if not _same_kind(value, actual[name])
@@ -252,10 +252,10 @@ def failure(step: str, file: str, error: Exception, less: str = LESS) -> BundleE
     )
 
 
-def _same_kind(declared: ValueInfo, found: Any) -> bool:
+def _same_kind(declared: ValueInfo, actual: Any) -> bool:
     """Whether dtype, rank and fixed dimensions of a graph's value are as declared."""
-    shape = list(found.shape)
-    return _TYPE_NAMES.get(found.type) == declared.dtype and (
+    shape = list(actual.shape)
+    return _TYPE_NAMES.get(actual.type) == declared.dtype and (
         len(shape) == len(declared.shape)
         and all(
             have == want

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnxruntime as ort
 
-from ..bundle.interfaces import CHANGING, DRAFT_LAYERS
 from ..bundle.manifest import GraphInfo
 from ..bundle.operators import refuse
 from ..common.errors import DeviceError
 from ..common.foreign_errors import raise_if_foreign
+from ..graphs.on_device import CHANGING
+from ..graphs.registry import graph_role
 from .argmax import ANSWERS, FILE, answers, places
 from .base import Call, Program, Reading, View, unwatched
 from .calls import BoundCalls
@@ -41,14 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROVIDER = "CUDAExecutionProvider"
-
-DRAFTING = ("imitation", "medusa", "fusion", "adaptor", *DRAFT_LAYERS)
-"""Roles of drafts' own graphs. What they write into a cache lies at rows that they are given, and comes out as before when
-they are run again."""
-
-REPEATABLE = ("embed", "segment", "skipped", "head", "mask", *DRAFTING, *CHANGING)
-"""Roles of graphs that are captured: those of programs. ONNX Runtime runs a graph several times before it has captured it,
-so that a graph must give the same when it is run again: `commit`, which moves rows within a cache, does not."""
 
 REMEDY = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 """The provider with the libraries of CUDA and cuDNN that it was made with."""
@@ -140,18 +133,18 @@ class OnnxRuntimeCuda(DeviceEngine):
         return self._calls.get(graph, inputs, outputs, self._new_call)
 
     def _new_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        asked = {name: outputs[name] for name in ANSWERS if name in outputs}
-        if not asked:
+        answers = {name: outputs[name] for name in ANSWERS if name in outputs}
+        if not answers:
             return self._bound_call(graph, inputs, outputs)
-        (rows,) = next(iter(asked.values())).shape
+        (num_logits,) = next(iter(answers.values())).shape
         vocabulary = next(int(each.shape[1]) for each in self.graphs[graph].outputs if each.name == "logits")
         made = {name: view for name, view in outputs.items() if name not in ANSWERS}
-        logits = made.setdefault("logits", self.passing("logits", (rows, vocabulary), "float32"))
+        logits = made.setdefault("logits", self.passing("logits", (num_logits, vocabulary), "float32"))
         if self._places is None:
             self._places = self.constant("answers.places", places(vocabulary))
         for name, dtype in ANSWERS.items():
-            asked.setdefault(name, self.passing(f"answers.{name}", (rows,), dtype))
-        judged = self._bound_call(FILE, {"logits": logits, "places": self._places}, asked)
+            answers.setdefault(name, self.passing(f"answers.{name}", (num_logits,), dtype))
+        judged = self._bound_call(FILE, {"logits": logits, "places": self._places}, answers)
         return Steps([self._bound_call(graph, inputs, made), judged])
 
     def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _BoundCall:
@@ -164,8 +157,9 @@ class OnnxRuntimeCuda(DeviceEngine):
         return call
 
     def repeatable(self, graph: str) -> bool:
-        """Whether a graph may be run once more than it is asked for."""
-        return graph == FILE or self.graphs[graph].role in REPEATABLE
+        """Whether a graph may be run once more than it is asked for: ONNX Runtime runs one several times before it has captured
+        it."""
+        return graph == FILE or graph_role(self.graphs[graph].role).captures
 
     # --- sessions ---
 

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from .kernel_cache import KernelCache
 from .kv_append import MASK, NEW_MASK, START, new_name
 from .kv_append_kernels import Appending
 from .out_of_memory import LESS_ON_A_GPU, out_of_memory
+from .tensorrt_context import BoundContext
+from .tensorrt_plan import UPDATED, LoadedPlan, check_driver, check_version, plan_interface
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
     from ..bundle.folder import Bundle
 
 log = logging.getLogger(__name__)
-
-UPDATED = "updated_"
-"""How the names of outputs begin that lie where their inputs do."""
 
 TABLE_ROWS = 1 << 14
 """Rows of a shared table that are converted at a time."""
@@ -66,8 +65,8 @@ class TensorRTEngine(DeviceEngine):
         what it compiles. Raises `BundleError` for plans of another version."""
         first = next(iter(plans.values()))
         self._command = compile_command(bundle.path, first.backend, first.target, first.lean)
-        _check_version(plans, str(library.__version__), self._command)
-        _check_driver(plans, cuda.versions().driver, self._command)
+        check_version(plans, str(library.__version__), self._command)
+        check_driver(plans, cuda.versions().driver, self._command)
         super().__init__(planned(bundle.manifest), cuda)
         self._bundle, self._plans, self._library, self._kernels = bundle, plans, library, kernels
         if first.precision != bundle.manifest.compute_dtype:
@@ -77,11 +76,11 @@ class TensorRTEngine(DeviceEngine):
             )
         self._logger = tensorrt_library.make_logger(library)
         self._runtime = library.Runtime(self._logger)
-        self._interfaces = {name: _interface(info, plans[name]) for name, info in self.graphs.items()}
-        self._loaded: dict[str, _Loaded] = {}
+        self._interfaces = {name: plan_interface(info, plans[name]) for name, info in self.graphs.items()}
+        self._loaded: dict[str, LoadedPlan] = {}
         # The context of a call that is dropped may still be at work.
         self._calls = BoundCalls(self.synchronise)
-        self._bound: weakref.WeakSet[_BoundCall] = weakref.WeakSet()
+        self._bound: weakref.WeakSet[BoundContext] = weakref.WeakSet()
         self._activations: Buffer | None = None
         self._unread: dict[tuple[str, str], Buffer] = {}
         self._tables: dict[str, View] = {}
@@ -110,11 +109,13 @@ class TensorRTEngine(DeviceEngine):
                 other = f"; or build them for the {'full' if first.lean else 'lean'} runtime, which is here, with {again}"
             raise DeviceError(
                 f"the plans of {bundle.path} are of {backend}, and the module {error.name} is missing: "
-                f"{'pip install tensorrt-lean' if first.lean else _install(backend)}{other}"
+                f"{'pip install tensorrt-lean' if first.lean else tensorrt_library.install_hint(backend)}{other}"
             ) from error
         except (ImportError, OSError, RuntimeError) as error:
             raise_if_foreign(error)
-            raise DeviceError(f"{backend} is installed but cannot be loaded: {_first(error)}") from error
+            raise DeviceError(
+                f"{backend} is installed but cannot be loaded: {tensorrt_library.first_line(error)}"
+            ) from error
         kernels = None if kernel_cache is None else KernelCache(kernel_cache)
         return cls(bundle, plans, library, cuda, kernels)
 
@@ -155,7 +156,9 @@ class TensorRTEngine(DeviceEngine):
         portable = self._plans[graph].lowering == "portable" and updates
         return (self._appending_call if portable else self._bound_call)(graph, inputs, outputs)
 
-    def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _BoundCall:
+    def _bound_call(
+        self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]
+    ) -> BoundContext:
         loaded = self._load(graph)
         given = dict(inputs)
         for name in loaded.plan.inputs.keys() - inputs.keys():
@@ -175,13 +178,14 @@ class TensorRTEngine(DeviceEngine):
                 raise self._failed("bind", f"{name} of {graph}")
         if missing := context.infer_shapes():
             raise self._failed("bind", f"{', '.join(missing)} of {graph}")
-        call = _BoundCall(self, graph, context, tuple(views.values()))
+        call = BoundContext(self, graph, context, tuple(views.values()), self._failed)
         self._bound.add(call)
         self._give_memory(call, context.update_device_memory_size_for_shapes())
         return call
 
     def _appending_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        """A portable plan, which hands out new rows, between the split of its mask and their way into the caches."""
+        """A portable plan, which hands out new keys and values, between the split of its mask and their way into the
+        caches."""
         if self._appending is None:
             self._appending = Appending(self)
         plan, starts = self._plans[graph], inputs[START]
@@ -198,14 +202,14 @@ class TensorRTEngine(DeviceEngine):
         for name, cache in outputs.items():
             if name.startswith(UPDATED):
                 batch, heads, _, size = cache.shape
-                rows = self.passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
-                made[new_name(name)] = rows
-                pairs.append((rows, cache))
+                new_kv = self.passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
+                made[new_name(name)] = new_kv
+                pairs.append((new_kv, cache))
         steps.append(self._bound_call(graph, given, made))
         steps.append(self._appending.append(pairs, starts))
         return Steps(steps)
 
-    def _give_memory(self, call: _BoundCall, nbytes: int) -> None:
+    def _give_memory(self, call: BoundContext, nbytes: int) -> None:
         """Let `call` have activation memory; where it needs more than there is, all calls that are not captured move. The
         others keep the block whose address was captured."""
         block = self._activations
@@ -246,9 +250,9 @@ class TensorRTEngine(DeviceEngine):
 
     # --- plans ---
 
-    def _load(self, graph: str) -> _Loaded:
-        found = self._loaded.get(graph)
-        if found is None:
+    def _load(self, graph: str) -> LoadedPlan:
+        loaded = self._loaded.get(graph)
+        if loaded is None:
             super().interface(graph)
             begin, plan = time.perf_counter(), self._plans[graph]
             self._logger.errors.clear()
@@ -260,11 +264,11 @@ class TensorRTEngine(DeviceEngine):
                     f"{plan.backend} {self._library.__version__} cannot load {plan.file}: "
                     f"{tensorrt_library.first_error(self._logger.errors)}; build it again with {self._command}"
                 )
-            found = self._loaded[graph] = _Loaded(
+            loaded = self._loaded[graph] = LoadedPlan(
                 plan, engine, self._library, self._command, self._kernels, self._sha256(plan), self._failed
             )
             log.debug("loaded %s in %.2f s", plan.file, time.perf_counter() - begin)
-        return found
+        return loaded
 
     def _checked_bytes(self, plan: Plan) -> bytes:
         """A plan's file: TensorRT is given what was compared with its checksum, and nothing else."""
@@ -287,214 +291,10 @@ class TensorRTEngine(DeviceEngine):
         return self._bundle.manifest.files[plan.file].sha256
 
     def _failed(self, step: str, what: str) -> DeviceError | CapacityError:
+        """The error of a step that TensorRT did not take."""
         reason = tensorrt_library.first_error(self._logger.errors)
         if out_of_memory(*self._logger.errors):
             return CapacityError(f"TensorRT has no memory to {step} {what}: {reason:.200}; {LESS_ON_A_GPU}")
         return DeviceError(
             f"TensorRT cannot {step} {what}: {reason}; build the plans again with {self._command}"
         )
-
-
-class _BoundCall:
-    """An execution context with shapes and addresses that stay. `keep` holds what lies at the addresses."""
-
-    def __init__(self, engine: TensorRTEngine, graph: str, context: Any, keep: tuple[View, ...]):
-        self._engine, self._graph, self._keep = engine, graph, keep
-        self._context: Any = context
-        self._memory: Buffer | None = None
-        self.captured = False
-
-    @property
-    def capturable(self) -> bool:
-        """Whether TensorRT would let a stream capture this call."""
-        asked = getattr(self._context, "is_stream_capturable", None)  # of TensorRT-RTX
-        return asked is None or asked(self._engine.stream)
-
-    def use(self, memory: Buffer) -> None:
-        """Keep activations in `memory`."""
-        self._memory = memory
-        if hasattr(self._context, "set_device_memory"):
-            self._context.set_device_memory(memory.address, memory.nbytes)
-        else:  # of an older TensorRT
-            self._context.device_memory = memory.address
-
-    def run(self) -> None:
-        engine = self._engine
-        self.captured = self.captured or engine.capturing
-        if not self._context.execute_async_v3(engine.stream):
-            raise engine._failed("run", self._graph)
-
-    def forget(self) -> None:
-        """Let the context go before its plan."""
-        self._context = None
-
-
-class _Loaded:
-    """A deserialised plan, compared with its entry in the manifest."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        engine: Any,
-        library: Any,
-        command: str,
-        kernels: KernelCache | None,
-        sha256: str,
-        failed: Callable[[str, str], DeviceError | CapacityError],
-    ):
-        """`failed(step, what)` is the error of a step that TensorRT did not take."""
-        self.plan, self._engine, self._library, self._command = plan, engine, library, command
-        self._failed = failed
-        self._kernels, self._sha256 = kernels, sha256
-        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        kinds = {name: engine.get_tensor_dtype(name).name for name in names}
-        modes = {name: engine.get_tensor_mode(name).name.lower() for name in names}
-        declared = {each.name: (each.mode, each.dtype) for each in plan.bindings}
-        found = {name: (modes[name], tensorrt_library.DTYPES.get(kinds[name], kinds[name])) for name in names}
-        odd = sorted(name for name in declared.keys() | found.keys() if declared.get(name) != found.get(name))
-        if odd:
-            raise BundleError(
-                f"{plan.file}: inputs or outputs differ from manifest field 'plans': {', '.join(odd[:4])}; build it again "
-                f"with {command}"
-            )
-        self.aliases = {each.name: each.alias_of for each in plan.bindings if each.alias_of is not None}
-        for name, alias in self.aliases.items():
-            if engine.get_aliased_input_tensor(name) != alias:
-                raise BundleError(
-                    f"{plan.file}: {name} does not share the memory of {alias}, as the manifest says; build it again with "
-                    f"{command}"
-                )
-        self._profiles = [self._ranges(number) for number in range(engine.num_optimization_profiles)]
-
-    def sizes(self, views: Mapping[str, View]) -> dict[str, int]:
-        """What every symbolic dimension of the inputs is. Raises `ValueError` for shapes that do not fit the plan."""
-        sizes: dict[str, int] = {}
-        for name, binding in self.plan.inputs.items():
-            shape = views[name].shape
-            fits = len(shape) == len(binding.shape)
-            for size, wanted in zip(shape, binding.shape, strict=False):
-                fits = fits and size == (
-                    sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
-                )
-            if not fits:
-                raise ValueError(
-                    f"graph {self.plan.graph}: {name} is {binding.shape} in {self.plan.file}, bound {shape}; build the plans "
-                    f"again with {self._command}"
-                )
-        return sizes
-
-    def context(self, sizes: Mapping[str, int], views: Mapping[str, View], stream: int) -> Any:
-        """A new execution context with these shapes. Raises `ValueError` for shapes outside every profile, `CapacityError`
-        without memory."""
-        profile = self._profile(sizes)
-        context: Any = self._engine.create_execution_context(self._strategy())
-        if context is None:
-            raise self._failed("make an execution context of", self.plan.file)
-        if not context.set_optimization_profile_async(profile, stream) or not all(
-            context.set_input_shape(name, views[name].shape) for name in self.plan.inputs
-        ):
-            raise DeviceError(
-                f"TensorRT takes no {dict(sizes)} of graph {self.plan.graph}; build the plans again with {self._command}"
-            )
-        return context
-
-    def _strategy(self) -> Any:
-        """What a context is made with: the engine brings its memory. TensorRT-RTX compiles kernels for the shapes at once:
-        those that it uses until then would be the ones that are captured."""
-        user_managed = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
-        specialising = getattr(self._library, "DynamicShapesKernelSpecializationStrategy", None)
-        if specialising is None:
-            return user_managed
-        config = self._engine.create_runtime_config()
-        config.set_execution_context_allocation_strategy(user_managed)
-        config.dynamic_shapes_kernel_specialization_strategy = specialising.EAGER
-        if self._kernels is not None and hasattr(config, "create_runtime_cache"):
-            self._kernels.attach(config, self._sha256)
-        return config
-
-    def _profile(self, sizes: Mapping[str, int]) -> int:
-        """The profile with these sizes, of several the one whose largest sizes are smallest."""
-        fitting = [
-            (math.prod(high for _, high in ranges.values()), number)
-            for number, ranges in enumerate(self._profiles)
-            if all(low <= sizes[name] <= high for name, (low, high) in ranges.items())
-        ]
-        if fitting:
-            return min(fitting)[1]
-        has = "; ".join(
-            ", ".join(f"{name} {low} to {high}" for name, (low, high) in ranges.items())
-            for ranges in self._profiles
-        )
-        asked = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise ValueError(
-            f"graph {self.plan.graph}: no profile of {self.plan.file} has {asked}; it has {has}; build a bundle with larger "
-            f"limits, and its plans with {self._command}"
-        )
-
-    def _ranges(self, number: int) -> dict[str, tuple[int, int]]:
-        """Smallest and largest size of every symbolic dimension in a profile."""
-        ranges: dict[str, tuple[int, int]] = {}
-        for name, binding in self.plan.inputs.items():
-            if not any(isinstance(size, str) for size in binding.shape):
-                continue
-            low, _, high = self._engine.get_tensor_profile_shape(name, number)
-            for size, least, most in zip(binding.shape, low, high, strict=True):
-                if isinstance(size, str):
-                    before = ranges.get(size, (least, most))
-                    ranges[size] = (max(before[0], least), min(before[1], most))
-        return ranges
-
-
-def _interface(info: GraphInfo, plan: Plan) -> GraphInfo:
-    """A graph as its plan binds it: the types are the plan's, and what it offers beside the graph's outputs."""
-    bindings = {each.name: each.value for each in plan.bindings}
-
-    def bound(value: ValueInfo) -> ValueInfo:
-        # An updated cache is of the type of the cache, whether the plan has it as an output or not.
-        found = bindings.get(value.name.removeprefix(UPDATED))
-        return value if found is None else ValueInfo(name=value.name, dtype=found.dtype, shape=value.shape)
-
-    outputs = [bound(value) for value in info.outputs]
-    known = {value.name for value in outputs} | {new_name(value.name) for value in outputs}
-    more = [each.value for name, each in plan.outputs.items() if name not in known]
-    return GraphInfo(
-        file=plan.file,
-        role=info.role,
-        inputs=[bound(value) for value in info.inputs],
-        outputs=[*outputs, *more],
-        layers=info.layers,
-    )
-
-
-def _check_version(plans: Mapping[str, Plan], version: str, command: str) -> None:
-    here = tensorrt_library.numbers(version, 3)
-    for plan in plans.values():
-        built = tensorrt_library.numbers(plan.version, 3)
-        runs = built[0] == here[0] and built <= here if plan.lean else built == here
-        if not runs:
-            raise BundleError(
-                f"{plan.file}: built by {plan.backend} {plan.version}, here is {version}, which cannot run it; build the plans "
-                f"again with {command}"
-            )
-
-
-def _check_driver(plans: Mapping[str, Plan], driver: str, command: str) -> None:
-    """A driver runs what was built with its own major version of CUDA and older ones."""
-    for plan in plans.values():
-        if plan.cuda is not None and tensorrt_library.numbers(driver, 1) < tensorrt_library.numbers(
-            plan.cuda, 1
-        ):
-            raise DeviceError(
-                f"{plan.file}: built with CUDA {plan.cuda}, the driver here knows CUDA {driver} at most: update the driver, or "
-                f"build the plans again with {command}"
-            )
-
-
-def _install(backend: str) -> str:
-    from ..common.optional_deps import install_command
-
-    return install_command(backend) + ("" if backend == "tensorrt-rtx" else " (JetPack brings it along)")
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

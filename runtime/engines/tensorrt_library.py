@@ -7,6 +7,7 @@ import importlib.util
 from typing import Any
 
 from ..common.foreign_errors import raise_if_foreign
+from ..common.optional_deps import install_command
 
 LEAN = "tensorrt_lean"
 """The module that runs plans which were built for it, and builds none."""
@@ -82,3 +83,13 @@ def _is_installed(name: str) -> bool:
     except (ImportError, ValueError) as error:
         raise_if_foreign(error)
         return False
+
+
+def install_hint(backend: str) -> str:
+    """How the full runtime of a backend is installed."""
+    return install_command(backend) + ("" if backend == "tensorrt-rtx" else " (JetPack brings it along)")
+
+
+def first_line(error: BaseException) -> str:
+    """Of an error's text, or its class where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -36,6 +36,7 @@ from ..common.validation import check_colour_order
 from .endings import FORMATS as FORMATS
 from .pixels import pixels_of
 from .remote import check_local
+from .video_input import Video
 
 MAX_PIXELS = 80_000_000
 """Larger images are refused before they are decoded (240 MB as RGB): a small file can claim any size."""
@@ -75,8 +76,6 @@ def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> I
     if callable(getattr(source, "read", None)):
         with opened(_encoded(_read(source, name), name), name) as image:
             return _to_rgb(image, name)
-    from .video import Video  # which needs this module
-
     if isinstance(source, Video):
         raise ImageError("this model reads pictures, not Video; give it some of the frames as images")
     raise ImageError(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bundle.interfaces import kept_attention
 from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
 from ..common.errors import BundleError, OptionError
+from ..graphs.registry import graph_role
 from ..hardware.devices import JETSON, RTX_TARGETS, Device, lowerings
 from ..speedup.cost_model import CostTable
 from ..speedup.predict import best_length, longest_drafts
@@ -90,9 +90,7 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
 
     def seconds(graph: str) -> float:
         info = manifest.graphs[graph]
-        layers = info.layers[1] - info.layers[0] if info.layers else 0
-        if info.role == "skipped":
-            layers = len(kept_attention(manifest))
+        layers = len(graph_role(info.role).cached_layers(manifest, info))
         floats = (info.parameters or 0) - (
             info.integers or 0
         )  # scales, a number for every 32 integers, are left out

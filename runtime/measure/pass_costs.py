@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..speedup.cost_model import FREE, CostTable, Curve, DraftCosts
@@ -19,9 +20,8 @@ def passes(
 ) -> dict[Pass, list[str]]:
     """The graphs of every pass of plain decoding and of these drafts, at 1 and at `widths` new positions.
 
-    Drafts that branch off after a layer get tail, trunk and proposal, and with attention their network once more for the row of
-    the last drafted token; heads on the last row run once per cycle, a layer with
-    a cache of its own once per drafted token, and so does the decoder with sublayers left out, and its head; a draft without graphs runs on the host. `embed`: whether embedding rows, and masks where there is a graph for them, come from
+    Drafts that branch off after a layer get tail and trunk; what else a draft runs, once per cycle and for every token, its
+    options say (`DraftOptions.passes`); one without such passes runs on the host. `embed`: whether embedding rows, and masks where there is a graph for them, come from
     graphs.
     """
     segments = manifest.segments
@@ -35,16 +35,11 @@ def passes(
     for layer, cut in cuts.items():
         found["trunk", layer, 1] = [*first, *segments[:cut]]
     for draft in drafts:
-        if draft.layer:
-            found["propose", draft.name, 1] = [*draft.graphs.values(), "head"]
-            if draft.cache is not None:
-                found["once", draft.name, 1] = list(draft.graphs.values())
-        elif draft.heads:
-            found["once", draft.name, 1] = list(draft.graphs.values())
-        elif draft.cache is not None:
-            found["propose", draft.name, 1] = [draft.graphs[draft.kind]]  # an adaptor runs once per picture
-        elif draft.skipped is not None:
-            found["propose", draft.name, 1] = [*first, *draft.graphs.values(), "head"]
+        own = draft.options.passes(draft, first)
+        if own.propose:
+            found["propose", draft.name, 1] = list(own.propose)
+        if own.once:
+            found["once", draft.name, 1] = list(own.once)
     return found
 
 
@@ -62,12 +57,11 @@ def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> Co
 
     costs = {draft.name: FREE for draft in drafts if not draft.layer and not draft.graphs}
     for draft in drafts:
+        once, propose = (seconds.get((what, draft.name, 1)) for what in ("once", "propose"))
+        if once is None and propose is None:
+            continue
+        own = DraftCosts(propose=propose or 0.0, once=once or 0.0)
         if draft.layer:
-            trunk, propose = seconds["trunk", draft.layer, 1], seconds["propose", draft.name, 1]
-            once = 0.0 if draft.cache is None else seconds["once", draft.name, 1]
-            costs[draft.name] = DraftCosts(curve("tail", draft.layer), trunk, propose, once)
-        elif draft.heads:
-            costs[draft.name] = DraftCosts(once=seconds["once", draft.name, 1])
-        elif draft.cache is not None or draft.skipped is not None:
-            costs[draft.name] = DraftCosts(propose=seconds["propose", draft.name, 1])
+            own = replace(own, tail=curve("tail", draft.layer), trunk=seconds["trunk", draft.layer, 1])
+        costs[draft.name] = own
     return CostTable(curve("plain", None), costs)

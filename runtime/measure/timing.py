@@ -13,6 +13,7 @@ import numpy as np
 
 from ..decoder.kv_cache import BUCKET
 from ..engines.base import DTYPES
+from ..graphs.registry import graph_role
 from .pass_costs import cost_table, passes
 from .synthetic_inputs import named_sizes, pass_sizes, stand_in
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 BUDGET = 8.0
 """Seconds spent on all passes together, so that large models are timed in bearable time."""
-
-ONCE = ("vision", "encoder", "cross_kv", "commit")
-"""Roles of graphs that are not run again and again between two tokens: they are timed as they are."""
 
 BLOCK = 5
 """Runs of the same pass in a row, as decoding does them: their weights are then in the processor's caches."""
@@ -86,8 +84,9 @@ class GraphTimer:
         return self._engine.bind(graph, inputs, outputs)
 
     def repeated(self, graphs: Iterable[str], calls: Sequence[Call]) -> Sequence[Call]:
-        """These calls of these graphs as decoding runs them: captured, on an engine that does that."""
-        if any(self._engine.interface(graph).role in ONCE for graph in graphs):
+        """These calls of these graphs as decoding runs them: captured, on an engine that does that. Graphs that do not run
+        again and again between two tokens are timed as they are."""
+        if not all(graph_role(self._engine.interface(graph).role).captures for graph in graphs):
             return calls
         return self._engine.repeated(calls)
 

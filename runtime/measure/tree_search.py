@@ -111,9 +111,9 @@ def observed_trees(drafts: Iterable[DraftInfo], observed: Sequence[AcceptanceCou
         if not mine:
             continue
         widest = max(mine, key=lambda seen: seen.budget.nodes)
-        plain = Trees(draft.name, rates(mine), draft.tree, 1.0)
+        plain = Trees(draft.name, rates(mine), draft.options.static_tree, 1.0)
         tokens, _ = expected_kept(plain.chances, plain._order(widest.budget), widest.budget)
         beyond = widest.tokens_per_cycle(widest.budget.depth) - 1
         factor = beyond / (tokens - 1) if tokens > 1 else 1.0
-        found[draft.name] = Trees(draft.name, plain.chances, draft.tree, factor)
+        found[draft.name] = Trees(draft.name, plain.chances, draft.options.static_tree, factor)
     return found

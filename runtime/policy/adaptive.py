@@ -9,7 +9,7 @@ Its decisions are a function of the tokens so far and of a stored cost table; it
   the purse could pay for all of it being rejected, so nothing makes a request slower than 1 − LOSS of plain, but
   for one that is shorter than its first mistake (FLOOR, UNTRAINED_FLOOR). What other requests of the session gained
   by a trained draft lends a request some mistakes more (BORROWED): then the session as a whole is not slower. A draft
-  that `calibrate` saw has that much in advance, once in a session.
+  that `tune` saw has that much in advance, once in a session.
 
 Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
 gained is followed by another at once.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -29,14 +28,9 @@ from ..sampling.verify import Verdict
 from ..speedup.budget import NOTHING, Budget
 from ..speedup.cost_model import CostTable
 from ..speedup.predict import ChainCounts, TreeGain
+from .acceptance import Acceptance
 from .base import is_confident
-
-LOSS = 0.03
-"""Most time that a request may lose against plain decoding, as a share of it."""
-
-FLOOR = 60
-"""Tokens of a request that the share is taken of until it is longer, or fewer where they pay for the longest chain being
-rejected, and the shortest after it: a request must be allowed its first mistake and another try, and no more."""
+from .records import SESSION_MEMORY, DraftRecord, RequestRecord, worst_loss
 
 UNTRAINED_FLOOR = 10
 """The same of a draft that was not trained (prompt lookup, early exit): whether it helps is another question in each
@@ -56,19 +50,6 @@ PROBES = 0.01
 PRIOR = 0.8
 """Acceptance of a draft of which nothing is known: trained drafts reach it, and a wrong guess is paid from the purse."""
 
-SESSION_MEMORY, REQUEST_MEMORY = 200.0, 12.0
-"""Drafted cycles after which counts have faded to 1/e."""
-
-SESSION_WEIGHT, REQUEST_WEIGHT = 2.0, 6.0
-"""Evaluated tokens that the prior of the session, and of a request, counts as."""
-
-SEEN_WEIGHT = 40.0
-"""Judged tokens that what `calibrate` saw of a draft counts as, at its first depth. A guess would give up a good draft whose
-first proposals of a request happen to be wrong."""
-
-NEGLIGIBLE = 1e-3
-"""A depth that is reached less often is not considered."""
-
 
 class Drafting(Protocol):
     """What the controller sees of a sequence: which proposer drafts for it, if any."""
@@ -77,123 +58,10 @@ class Drafting(Protocol):
     def proposer(self) -> Any: ...
 
 
-class Acceptance:
-    """Accepted and evaluated tokens by depth, fading with every drafted cycle."""
-
-    def __init__(self, memory: float, seen: ChainCounts | None = None):
-        """`seen` counts as `SEEN_WEIGHT` tokens at most, so that other requests than those are soon believed."""
-        self._keep = 1 - 1 / memory
-        self._accepted: list[float] = []
-        self._evaluated: list[float] = []
-        if seen is not None and (most := max(seen.evaluated, default=0)):  # else nothing was judged
-            part = min(1.0, SEEN_WEIGHT / most)
-            self._accepted = [part * count for count in seen.accepted]
-            self._evaluated = [part * count for count in seen.evaluated]
-
-    def add(self, accepted: int, evaluated: int) -> None:
-        """One drafted cycle: the first `accepted` of `evaluated` tokens were right."""
-        keep = self._keep
-        while len(self._evaluated) < evaluated:
-            self._accepted.append(0.0)
-            self._evaluated.append(0.0)
-        for depth in range(len(self._evaluated)):
-            self._accepted[depth] = keep * self._accepted[depth] + (depth < accepted)
-            self._evaluated[depth] = keep * self._evaluated[depth] + (depth < evaluated)
-
-    def rates(self, prior: Items[float], weight: float) -> list[float]:
-        """Acceptance by depth, as many as in `prior`, each shrunk towards the mean of its prior and of the depth above.
-
-        The depth above matters: a depth that is not drafted any more follows it, and so is tried again when it pays.
-        """
-        rates: list[float] = []
-        above, known = prior[0], len(self._evaluated)
-        for depth, expected in enumerate(prior):
-            above = (expected + above) / 2
-            if depth < known:
-                above = (self._accepted[depth] + weight * above) / (self._evaluated[depth] + weight)
-            rates.append(above)
-        return rates
-
-
-@dataclass
-class _Learned:
-    """What is known of one draft: over the session, or over one request."""
-
-    prior: list[float]
-    acceptance: Acceptance = field(default_factory=lambda: Acceptance(SESSION_MEMORY))
-    found: float = 1.0
-    """Share of the cycles with a budget in which the draft proposed anything."""
-    floor: int = FLOOR
-    """Tokens of a request that its share is taken of until it is longer."""
-    shares_session_gain: bool = False
-    """Whether a request may borrow what others gained."""
-    gained: float = 0.0
-    """Seconds gained against plain decoding in all requests, negative when lost; with an advance on a draft that
-    `calibrate` saw."""
-    probe_budget: float = 0.0
-    """Seconds saved up for the next probe."""
-    again: bool = False
-    """The last drafted cycle gained: the next probe needs no credit."""
-    cycles: int = 0
-    """Drafted cycles so far."""
-    rates: list[float] = field(default_factory=list)
-    """Acceptance by depth."""
-
-    def __post_init__(self) -> None:
-        self.rates = self.acceptance.rates(self.prior, SESSION_WEIGHT)
-
-    def add(self, proposed: int, accepted: int, evaluated: int) -> None:
-        """One cycle that had a budget."""
-        self.found += ((proposed > 0) - self.found) / SESSION_MEMORY
-        if proposed:
-            self.cycles += 1
-            self.acceptance.add(accepted, evaluated)
-            self.rates = self.acceptance.rates(self.prior, SESSION_WEIGHT)
-
-
-@dataclass
-class _Request:
-    """Notes on one request."""
-
-    learned: _Learned
-    acceptance: Acceptance = field(default_factory=lambda: Acceptance(REQUEST_MEMORY))
-    balance: float = 0.0
-    """Seconds gained against plain decoding so far, negative when lost."""
-    tokens: int = 0
-    """Emitted in the cycles that the balance covers."""
-    allotted: Budget = NOTHING
-    """Of the cycle that is under way."""
-    _survival: tuple[int, list[float]] = -1, []  # by `learned.cycles` when it was made
-
-    def survival(self) -> list[float]:
-        """Chance that depth 1, 2, … is accepted, as far as it matters."""
-        made, survival = self._survival
-        if made != self.learned.cycles:
-            alive, survival = 1.0, []
-            for rate in self.acceptance.rates(self.learned.rates, REQUEST_WEIGHT):
-                alive *= rate
-                if alive < NEGLIGIBLE:
-                    break
-                survival.append(alive)
-            self._survival = self.learned.cycles, survival
-        return survival
-
-    def loss_budget(self, unit: float, worst_case_loss: float) -> float:
-        """Seconds that may still be lost. `unit`: the time of one plain token; `worst_case_loss`: see `_worst_case_loss`."""
-        return self.balance + LOSS * max(
-            min(self.learned.floor * unit, worst_case_loss / LOSS), self.tokens * unit
-        )
-
-
-def _worst_case_loss(seconds: Items[float]) -> float:
-    """What a rejected chain of the most costs, and one of the least after it. `seconds`: of a cycle, by length from 0."""
-    return seconds[-1] + seconds[1] - 2 * seconds[0]
-
-
 class _Outcome(NamedTuple):
     """One sequence's part in the cycle that was just decoded."""
 
-    request: _Request
+    request: RequestRecord
     proposed: int
     accepted: int
     allotted: Budget
@@ -236,8 +104,8 @@ class Adaptive:
         self._depths = depths or {}
         self.confidence_threshold = confidence_threshold
         self.needs_confidence = confidence_threshold is not None
-        self._learned: dict[str, _Learned] = {}
-        self._requests: WeakKeyDictionary[Any, _Request] = WeakKeyDictionary()
+        self._learned: dict[str, DraftRecord] = {}
+        self._requests: WeakKeyDictionary[Any, RequestRecord] = WeakKeyDictionary()
         self._cycle: dict[str, list[_Outcome]] = {}
         self._seconds: dict[tuple[str, int], list[float]] = {}
         self._of_trees: dict[tuple[str, int], list[tuple[TreeGain, float]]] = {}
@@ -249,8 +117,8 @@ class Adaptive:
     def allot(self, sequences: Items[Drafting]) -> list[Budget]:
         """Budgets for the next cycle of these sequences; those with the same draft are one batch."""
         self._settle()
-        groups: dict[str, list[_Request]] = {}
-        requests: list[_Request | None] = []
+        groups: dict[str, list[RequestRecord]] = {}
+        requests: list[RequestRecord | None] = []
         for sequence in sequences:
             if sequence.proposer is None:
                 requests.append(None)
@@ -280,24 +148,24 @@ class Adaptive:
 
     # --- private ---
 
-    def _request(self, sequence: Drafting) -> _Request:
-        found = self._requests.get(sequence)
-        if found is None:
+    def _request(self, sequence: Drafting) -> RequestRecord:
+        record = self._requests.get(sequence)
+        if record is None:
             name = sequence.proposer.name
             known = None if self._learn == "request" else self._learned.get(name)
             learned = self._learned[name] = known or self._beginner(name)
-            found = self._requests[sequence] = _Request(learned)
-        return found
+            record = self._requests[sequence] = RequestRecord(learned)
+        return record
 
-    def _beginner(self, name: str) -> _Learned:
+    def _beginner(self, name: str) -> DraftRecord:
         seen, prior = self._seen.get(name), [PRIOR] * self._longest(name)
-        acceptance, found = Acceptance(SESSION_MEMORY, seen), 1.0 if seen is None else seen.found
+        acceptance, hit_rate = Acceptance(SESSION_MEMORY, seen), 1.0 if seen is None else seen.hit_rate
         if name in self._untrained:
-            return _Learned(prior, acceptance, found, UNTRAINED_FLOOR)
+            return DraftRecord(prior, acceptance, hit_rate, UNTRAINED_FLOOR)
         if self._learn == "request":
-            return _Learned(prior, acceptance, found)
-        advance = 0.0 if seen is None else MAX_SHARED * _worst_case_loss(self._cycle_seconds(name, 1))
-        return _Learned(prior, acceptance, found, shares_session_gain=True, gained=advance)
+            return DraftRecord(prior, acceptance, hit_rate)
+        advance = 0.0 if seen is None else MAX_SHARED * worst_loss(self._cycle_seconds(name, 1))
+        return DraftRecord(prior, acceptance, hit_rate, shares_session_gain=True, gained=advance)
 
     def _longest(self, name: str) -> int:
         """Length of the longest chain that this draft can propose."""
@@ -305,25 +173,25 @@ class Adaptive:
 
     def _cycle_seconds(self, name: str, batch: int) -> list[float]:
         """Seconds of a cycle by chain length, from 0."""
-        found = self._seconds.get((name, batch))
-        if found is None:
-            found = [
+        seconds = self._seconds.get((name, batch))
+        if seconds is None:
+            seconds = [
                 self._costs.cycle_seconds(name, depth, batch=batch)
                 for depth in range(self._longest(name) + 1)
             ]
-            self._seconds[name, batch] = found
-        return found
+            self._seconds[name, batch] = seconds
+        return seconds
 
     def _tree_seconds(self, name: str, batch: int) -> list[tuple[TreeGain, float]]:
         """The trees that a draft may be given, with the seconds of a cycle over each."""
-        found = self._of_trees.get((name, batch))
-        if found is None:
-            found = [
+        trees = self._of_trees.get((name, batch))
+        if trees is None:
+            trees = [
                 (tree, self._costs.cycle_seconds(name, tree.budget.depth, tree.budget.nodes, batch))
                 for tree in self._trees.get(name, ())
             ]
-            self._of_trees[name, batch] = found
-        return found
+            self._of_trees[name, batch] = trees
+        return trees
 
     def _settle(self) -> None:
         """Enter the last cycle of every batch into the balances of its requests, by the table."""
@@ -353,23 +221,23 @@ class Adaptive:
             return self._costs.cycle_seconds(name, allotted.depth, proposed, batch)
         return self._cycle_seconds(name, batch)[min(proposed, self._longest(name))]
 
-    def _budget(self, name: str, group: list[_Request]) -> Budget:
+    def _budget(self, name: str, group: list[RequestRecord]) -> Budget:
         """What maximises expected tokens per second among what the purses can pay for."""
         batch, learned = len(group), group[0].learned
         seconds = self._cycle_seconds(name, batch)
         plain = seconds[0]
-        worst_case_loss = _worst_case_loss(seconds) / batch
+        worst_case_loss = worst_loss(seconds) / batch
         loss_budget = sum(request.loss_budget(plain / batch, worst_case_loss) for request in group)
         if learned.shares_session_gain:
             others = learned.gained - sum(request.balance for request in group)
             loss_budget += min(max(0.0, others), MAX_SHARED * worst_case_loss * batch)
-        found = learned.found
-        some = found if batch == 1 else 1 - (1 - found) ** batch
+        hit_rate = learned.hit_rate
+        some = hit_rate if batch == 1 else 1 - (1 - hit_rate) ** batch
         survival = [request.survival() for request in group]
         reached = survival[0] if batch == 1 else [sum(at) for at in zip_longest(*survival, fillvalue=0.0)]
         expected, longest, speed = float(batch), 0, batch / plain
         for depth, tokens in enumerate(reached, 1):
-            expected += found * tokens
+            expected += hit_rate * tokens
             cost = seconds[depth]
             if cost - plain > (RISK if depth > 1 else 1.0) * loss_budget:
                 break
@@ -380,7 +248,7 @@ class Adaptive:
         for (tree, gain), cost in self._tree_seconds(name, batch):
             if cost - plain > RISK * loss_budget:
                 continue
-            expected = batch + found * gain * sum(reached[: tree.depth])
+            expected = batch + hit_rate * gain * sum(reached[: tree.depth])
             now = expected / (some * cost + (1 - some) * plain)
             if now > speed:
                 best, speed = tree, now
@@ -388,7 +256,7 @@ class Adaptive:
             return best
         return self._chains[longest or self._probe(learned, seconds, batch, loss_budget)]
 
-    def _probe(self, learned: _Learned, seconds: list[float], batch: int, loss_budget: float) -> int:
+    def _probe(self, learned: DraftRecord, seconds: list[float], batch: int, loss_budget: float) -> int:
         """Length of a probe, 0 for none: the cheapest chain that would gain if all of it were accepted."""
         plain = seconds[0]
         unit = plain / batch

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-METHODS = ("match", "drawn", "auto")
-"""Match the target's draws; draw proposals; whichever accepts more."""
-
 
 class DraftSampling:
     """How the chains of one request are proposed, where that is not `match`.

@@ -69,8 +69,8 @@ class Processors:
         `prompt`: token ids before the first new one (see the head of this file). `eos_token_ids`: the model's own, also
         where a request does not stop at them.
         """
-        found = cls(info, eos_token_ids, prompt)
-        return None if found.idle else found
+        processors = cls(info, eos_token_ids, prompt)
+        return None if processors.idle else processors
 
     @property
     def idle(self) -> bool:
@@ -147,8 +147,8 @@ class Processors:
         if len(tail) < context:
             return []
         prefix = tuple(tail[len(tail) - context :])
-        found = self._ngrams.get(prefix, [])
-        return [*found, *(window[-1] for window in self._windows(tail) if window[:-1] == prefix)]
+        tokens = self._ngrams.get(prefix, [])
+        return [*tokens, *(window[-1] for window in self._windows(tail) if window[:-1] == prefix)]
 
     def _windows(self, tokens: list[int]) -> list[tuple[int, ...]]:
         """The n-grams of these."""

@@ -7,12 +7,16 @@ that came this way says so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON, number
+from ..common.errors import OptionError
+from ..common.foreign_errors import raise_if_foreign
+from ..common.validation import number
 from ..decoder.token_tree import TokenTree
 from .verify import Verdict
 
@@ -24,12 +28,31 @@ class Typical:
     Raises `OptionError` for numbers outside 0..1.
     """
 
-    epsilon: float = TYPICAL_EPSILON
-    delta: float = TYPICAL_DELTA
+    epsilon: float = 0.09
+    delta: float = 0.3
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):
             object.__setattr__(self, name, number(f"typical_{name}", getattr(self, name), 0, 1))
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> Typical:
+        """Of an option called `name`: a criterion, "typical" for the default one, or "typical:EPSILON,DELTA".
+
+        Raises `OptionError`.
+        """
+        if isinstance(value, Typical):
+            return value
+        match = re.fullmatch(r"typical(?::([^,]*),([^,]*))?", value) if isinstance(value, str) else None
+        if match is None:
+            raise OptionError(f"{name}: {value!r:.80} is not one of typical, typical:EPSILON,DELTA")
+        if match[1] is None:
+            return cls()
+        try:
+            return cls(float(match[1]), float(match[2]))
+        except ValueError as error:
+            raise_if_foreign(error)
+            raise OptionError(f"{name}: {value!r:.80} has no two numbers; write typical:0.09,0.3") from None
 
     def threshold(self, p: np.ndarray) -> float:
         """The probability that a token must exceed, from p [V] after temperature, top-k, top-p and min-p."""

@@ -1,7 +1,6 @@
 """Which drafted tokens survive: pure functions of a token tree and the target's answers.
 
-Three entry points: `verify_greedy`, `verify_draws` for proposals that are a
-deterministic function of what was already fixed (chains and trees: one draw y ~ p per visited node, descend
+Two entry points: `verify_draws` for proposals that are a deterministic function of what was already fixed (chains and trees: one draw y ~ p per visited node, descend
 when y is a child, else emit y; the emitted stream equals plain sampling with the same uniforms), and
 `verify_sampled` for chains whose tokens were drawn from q (Leviathan et al. 2023: accept with min(1, p/q),
 else draw from the residual max(p − q, 0)).
@@ -27,11 +26,6 @@ class Verdict(NamedTuple):
     """The target's own token after the path: a correction, or the bonus after a leaf."""
     evaluated: int
     """Drafted positions that were judged: accepted ones, and the one that was rejected if any."""
-
-
-def verify_greedy(tree: TokenTree, best: Sequence[int]) -> Verdict:
-    """`best[i]` is the target's most likely token after node i (lowest id among equals)."""
-    return verify_draws(tree, lambda node, depth: int(best[node]))
 
 
 def verify_draws(tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
@@ -60,13 +54,13 @@ def verify_draws(tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
 def ranks(tree: TokenTree, path: Sequence[int]) -> list[tuple[int, int]]:
     """(children, which of them was right, counted from 0) of every node that was judged, the root first; as many as there
     are where none was. Children stand in the order of their rank, likeliest first."""
-    found, node = [], 0
+    counts, node = [], 0
     for child in path:
         children = list(tree.children[node].values())
-        found.append((len(children), children.index(child)))
+        counts.append((len(children), children.index(child)))
         node = child
     last = len(tree.children[node])
-    return [*found, (last, last)] if last else found
+    return [*counts, (last, last)] if last else counts
 
 
 @np.errstate(all="ignore")

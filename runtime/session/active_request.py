@@ -1,16 +1,16 @@
-"""A request while it is decoded: from prompt to rows in the cache, and from tokens to text."""
+"""A request while it is decoded: from prompt to slots of the cache, and from tokens to text."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..common.errors import NumericsError, PromptError
-from ..decoder.forward_pass import Decoder
+from ..decoder.decoder import Decoder
 from ..families.base import Prepared, View
 from ..sampling.draft_sampling import DraftSampling
 from ..sampling.logits_processors import Processors
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     from .request import Settings
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """How a request came, and how its text leaves. Not `streamed`: as a whole, by `ActiveRequest.last`."""
+
+    begin: float
+    """When it came (`time.perf_counter`)."""
+    cancelled: Callable[[], bool]
+    streamed: bool = True
+    unended: list[ActiveRequest] = field(default_factory=list)
+    """Holds it for as long as its draft knows it."""
+
+
 class ActiveRequest:
     """One request in the decoder's batch; made by prefilling it.
 
@@ -40,19 +52,15 @@ class ActiveRequest:
         prepared: Prepared,
         settings: Settings,
         proposer: Proposer | None,
-        begin: float,
-        cancelled: Callable[[], bool],
-        streamed: bool = True,
+        delivery: Delivery,
         reused: int = 0,
-        unended: list[ActiveRequest] | None = None,
     ):
-        """Prefill `prepared` in the next place of the batch. `begin` (`time.perf_counter`) is when the request came.
-        Not `streamed`: the text is handed out as a whole, by `last`. `reused`: so many of its rows are cached already.
-        `unended` holds it for as long as its draft knows it.
+        """Prefill `prepared` in the next place of the batch. `reused`: so many of its positions are cached already.
 
         Raises `PromptError` for a prompt that does not fit, `NumericsError` for logits that are not finite; the batch
         is then as before.
         """
+        begin = delivery.begin
         self._decoder, self._begin = decoder, begin
         self._generation = bundle.manifest.generation
         if settings.repetition_penalty is not None:
@@ -61,7 +69,7 @@ class ActiveRequest:
         deadline = None if settings.deadline is None else begin + settings.deadline
         self.sequence = Sequence(
             [],
-            SequenceLimits(settings.max_new_tokens, settings.eos, deadline, cancelled),
+            SequenceLimits(settings.max_new_tokens, settings.eos, deadline, delivery.cancelled),
             Stats(
                 prompt_tokens=len(prepared.token_ids),
                 reused_tokens=reused,
@@ -82,8 +90,8 @@ class ActiveRequest:
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
         # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
-        self._push = self._text.push if streamed or settings.stop else self._text.hold
-        self._unended = [] if unended is None else unended
+        self._push = self._text.push if delivery.streamed or settings.stop else self._text.hold
+        self._unended = delivery.unended
         self._unended.append(self)
         try:
             self._first = self._prefill(prepared, reused)
@@ -144,20 +152,22 @@ class ActiveRequest:
         if len(ids) == 0:
             raise PromptError("the prompt is empty; give at least one token")
         start = time.perf_counter()
-        row = decoder.resume(reused) if reused else decoder.add()
-        views, slots = prepared.views, prepared.image_positions
-        if reused and slots is not None:
+        batch_index = decoder.resume(reused) if reused else decoder.add()
+        views, image_positions = prepared.views, prepared.image_positions
+        if reused and image_positions is not None:
             ends = np.cumsum([view.num_embeds for view in views])
-            views = [view for view, end in zip(views, ends, strict=True) if end > np.sum(slots < reused)]
-            slots = slots[slots >= reused] - reused
-        image_rows = image_embeds_of(decoder, views) if views else None
+            views = [
+                view for view, end in zip(views, ends, strict=True) if end > np.sum(image_positions < reused)
+            ]
+            image_positions = image_positions[image_positions >= reused] - reused
+        image_embeds = image_embeds_of(decoder, views) if views else None
         vision = time.perf_counter()
         seconds.vision = vision - start
-        rows = decoder.embed(ids[reused:], image_rows, slots)
+        hidden_states = decoder.embed(ids[reused:], image_embeds, image_positions)
         if manifest.decoder.cross_attention:
-            decoder.encode(row, rows)
+            decoder.encode(batch_index, hidden_states)
             ids = decoder_ids(manifest, prepared)
-            rows = decoder.embed(ids)
+            hidden_states = decoder.embed(ids)
         elif len(ids) > decoder.max_length:
             raise PromptError(
                 f"the prompt takes {len(ids)} positions, the session holds {decoder.max_length}"
@@ -170,16 +180,16 @@ class ActiveRequest:
         )
         encoded = time.perf_counter()
         seconds.encoder = encoded - vision
-        on_rows = None
+        on_hidden_states = None
         if proposer is not None and proposer.needs_pictures:
-            proposer.on_pictures(sequence, pictures_of(views, slots, image_rows, reused))
+            proposer.on_pictures(sequence, pictures_of(views, image_positions, image_embeds, reused))
         if proposer is not None and proposer.needs_prompt_hidden:
-            on_rows = lambda slot, part: proposer.on_hidden_states(sequence, slot, part)  # noqa: E731
-        logits = decoder.prefill(rows, row, prepared.positions, on_rows)
+            on_hidden_states = lambda slot, part: proposer.on_hidden_states(sequence, slot, part)  # noqa: E731
+        logits = decoder.prefill(hidden_states, batch_index, prepared.positions, on_hidden_states)
         if proposer is not None:
             proposer.begin(sequence)
         sequence.limits.max_new_tokens = min(
-            sequence.limits.max_new_tokens, decoder.max_length - decoder.arena.lengths[row] + 1
+            sequence.limits.max_new_tokens, decoder.max_length - decoder.arena.lengths[batch_index] + 1
         )
         token = sequence.choose(logits, 0, [])
         seconds.prefill = time.perf_counter() - encoded
@@ -189,23 +199,23 @@ class ActiveRequest:
 def pictures_of(
     views: Iterable[View], image_positions: np.ndarray | None, image_embeds: np.ndarray | None, first: int = 0
 ) -> list[Picture]:
-    """The pictures of a prompt whose rows are `image_rows` [n, E], at places `slots` int64 [n] behind its first `first`
-    rows; each lies in one piece."""
-    found, done = [], 0
+    """The pictures of a prompt whose embeddings are `image_embeds` [n, E], at `image_positions` int64 [n] behind its
+    first `first` positions; each lies in one piece."""
+    pictures, done = [], 0
     for view in views:
         assert image_positions is not None and image_embeds is not None
-        rows = image_embeds[done : done + view.num_embeds]
-        found.append(
-            Picture(first + int(image_positions[done]), rows.reshape(view.frames, -1, rows.shape[-1]))
+        embeds = image_embeds[done : done + view.num_embeds]
+        pictures.append(
+            Picture(first + int(image_positions[done]), embeds.reshape(view.frames, -1, embeds.shape[-1]))
         )
         done += view.num_embeds
-    return found
+    return pictures
 
 
 def image_embeds_of(decoder: Decoder, views: Iterable[View]) -> np.ndarray:
     """Rows [n, E] of pictures, in order; the vision tower runs for those that nobody encoded."""
-    found = [decoder.image_embeds(view.runs) if view.encoded is None else view.encoded for view in views]
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    embeds = [decoder.image_embeds(view.runs) if view.encoded is None else view.encoded for view in views]
+    return embeds[0] if len(embeds) == 1 else np.concatenate(embeds)
 
 
 def decoder_ids(manifest: Manifest, prepared: Prepared) -> np.ndarray:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.errors import OptionError, PromptError
 from ..families.base import View
-from .inputs import request_inputs
+from .inputs import RequestInputs
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import GenerateOptions
     from .result import Result
     from .session import Session
 
@@ -34,8 +37,7 @@ class Conversation:
         images: Any = None,
         video: Any = None,
         on_text: Callable[[str], object] | None = None,
-        channels: str = "rgb",
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> Result:
         """The answer to a further turn of the user, with pictures and videos of its own; options of `Session.generate`.
 
@@ -50,11 +52,13 @@ class Conversation:
             )
         if not isinstance(prompt, str):
             raise PromptError(f"a turn is text, not {type(prompt).__name__}")
-        media, _ = request_inputs(image, None, images, video)
+        media, _ = RequestInputs.of(image, None, images, video)
+        channels = options.pop("channels", "rgb")
         views = [each if isinstance(each, View) else self._session.encode(each, channels) for each in media]
         turn = self._turn("user", prompt, views)
+        options["reuse_prompt"] = True
         result = self._session.generate(
-            image=[*self._media, *views], prompt=[*self.messages, turn], reuse_prompt=True, on_text=on_text, **options
+            image=[*self._media, *views], prompt=[*self.messages, turn], on_text=on_text, **options
         )  # fmt: skip
         self.messages += [turn, self._turn("assistant", result.text)]
         self._media += views

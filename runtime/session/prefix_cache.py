@@ -4,25 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..decoder.positions import next_position
 from ..families.base import Prepared, View
 
+if TYPE_CHECKING:
+    from ..speculative.proposer import Proposer
+
 
 @dataclass(frozen=True)
 class Prefix:
-    """Cached rows: token ids int64 [n], their positions int64 [axes, n] (None: they count from 0), and the pictures
-    among them with the places where their rows begin."""
+    """Cached slots: token ids int64 [n], their positions int64 [axes, n] (None: they count from 0), and the pictures
+    among them with the places where their embeddings begin."""
 
     ids: np.ndarray
     positions: np.ndarray | None = None
     views: tuple[tuple[int, View], ...] = ()
 
 
+@dataclass(frozen=True)
+class CachedRequest:
+    """What the last request left in the cache, and which draft has seen it."""
+
+    prefix: Prefix
+    proposer: Proposer | None
+
+    def resume(self, prepared: Prepared, proposer: Proposer | None) -> int:
+        """How many cached positions `prepared` goes on behind, with this draft: one that reads the prompt's hidden states
+        must have seen them too, with the token behind the last one."""
+        cached_len = common_length(self.prefix, prepared)
+        if proposer is None or not proposer.needs_prompt_hidden:
+            return cached_len
+        if proposer is not self.proposer:
+            return 0
+        cached_len = align_to_images(prepared, min(cached_len - 1, proposer.resumable))
+        if cached_len > 0:
+            proposer.resume(cached_len)
+        return max(0, cached_len)
+
+
 def snapshot(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
-    """The first `length` rows of a prompt and of what was generated behind it."""
+    """The first `length` slots of a prompt and of what was generated behind it."""
     ids = np.concatenate([prepared.token_ids, np.asarray(tokens, np.int64)])[:length]
     positions = prepared.positions
     if positions is not None:
@@ -33,8 +58,8 @@ def snapshot(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
 
 
 def common_length(prefix: Prefix, prepared: Prepared) -> int:
-    """How many rows at the beginning of `prepared` are those of `prefix`: same ids, positions and pictures, no picture
-    in part. At least one row is left, whose logits give the first token."""
+    """How many tokens at the beginning of `prepared` are those of `prefix`: same ids, positions and pictures, no picture
+    in part. At least one token is left, whose logits give the first token."""
     ids = prepared.token_ids
     count = min(len(prefix.ids), len(ids) - 1)
     count = _run(prefix.ids[:count] == ids[:count])
@@ -53,13 +78,13 @@ def common_length(prefix: Prefix, prepared: Prepared) -> int:
 
 
 def align_to_images(prepared: Prepared, count: int) -> int:
-    """At most `count` first rows of `prepared`, without a picture in part."""
+    """At most `count` first tokens of `prepared`, without a picture in part."""
     inside = (start for start, view in _placed(prepared) if start < count < start + view.num_embeds)
     return next(inside, count)
 
 
 def _placed(prepared: Prepared) -> tuple[tuple[int, View], ...]:
-    """(place of its first row, picture) of each."""
+    """(place of its first embedding, picture) of each."""
     if prepared.image_positions is None:
         return ()
     ends = np.cumsum([view.num_embeds for view in prepared.views])

@@ -3,7 +3,7 @@
 One pass serves every sequence of the batch; each accepts its own number of tokens. State between cycles: every
 emitted token of a sequence but the last is in the K/V of all layers; the last one is pending. Plain decoding is the
 same loop with the empty tree. Corrected self-speculative cycle of FastVLM's algorithm 1: advance by accepted + 1
-always, d + 1 exit rows, crop all layers to the accepted path.
+always, d + 1 exit states, crop all layers to the accepted path. In pseudo-code: docs/explanation/cycle-in-40-lines.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common.errors import NumericsError
-from ..decoder.forward_pass import Decoder
-from ..decoder.logits import TargetLogits, not_finite
+from ..decoder.decoder import Decoder
+from ..decoder.logits import ArgmaxResult, TargetLogits, not_finite
 from ..decoder.token_tree import TokenTree
 from ..policy.base import allot_batch
 from ..sampling.verify import Verdict, ranks
@@ -26,7 +26,6 @@ from .self_drafting import draft_on_trunk
 from .sequence import Sequence
 
 if TYPE_CHECKING:
-    from ..decoder.device_cycle import ArgmaxResult
     from ..policy.base import DraftPolicy
     from .proposer import Proposer
 
@@ -53,10 +52,10 @@ class Cycle:
 
     def leave(self, sequence: Sequence) -> None:
         """Let a sequence go, finished or not; the last one takes its place."""
-        row, last = sequence.batch_index, self.sequences[-1]
-        self.decoder.remove(row)
-        self.sequences[row] = last
-        last.batch_index = row
+        batch_index, last = sequence.batch_index, self.sequences[-1]
+        self.decoder.remove(batch_index)
+        self.sequences[batch_index] = last
+        last.batch_index = batch_index
         self.sequences.pop()
         self._group()
 
@@ -67,7 +66,7 @@ class Cycle:
         begin, busy = perf_counter(), decoder.engine.busy
         budgets = self._budgets()
         if self._stays_on_device(budgets):
-            trees, rows = self._on_device(budgets[0])
+            trees, logits = self._on_device(budgets[0])
             drafted, verified = begin, perf_counter()  # in one: counted as verification
         else:
             trees, cut = self._propose(budgets)
@@ -79,14 +78,14 @@ class Cycle:
             else:
                 decoder.tail(cut, decoder.exit_count, trees)
             verified = perf_counter()
-            rows = decoder.head_of(trees)
+            logits = decoder.head_of(trees)
         for proposer in self._watching:
             proposer.on_pass()
         verdicts: list[Verdict] = []
         paths: list[list[int]] = []
         first = 0
         for sequence, tree in zip(sequences, trees, strict=True):
-            verdict = self._judge(sequence, tree, rows, first)
+            verdict = self._judge(sequence, tree, logits, first)
             verdicts.append(verdict)
             paths.append(verdict.path)
             first += len(tree.tokens)
@@ -102,7 +101,7 @@ class Cycle:
     def _judge(
         self, sequence: Sequence, tree: TokenTree, logits: TargetLogits | ArgmaxResult, first: int
     ) -> Verdict:
-        """The sequence's verdict. Numbers that are not finite show in its first row already: what is masked is
+        """The sequence's verdict. Numbers that are not finite show in its first logits already: what is masked is
         multiplied by zero, and 0 × NaN is NaN."""
         if sequence.error is None:
             try:
@@ -158,24 +157,24 @@ class Cycle:
         decoder.begin_cycle(1 + budget.nodes)
         start, pending, changes = decoder.arena.lengths[0], sequence.tokens[-1], sequence.changes
         if not budget.nodes or proposer is None:
-            found = device.verify(TokenTree.chain([pending]), start, changes)
+            result = device.verify(TokenTree.chain([pending]), start, changes)
         elif proposer.cut is not None:
-            found = device.draft(proposer, proposer.cut, budget.depth, pending, start, changes)
+            result = device.draft(proposer, proposer.cut, budget.depth, pending, start, changes)
         elif proposer.drafts_on_device:
-            found = device.draft_apart(proposer, proposer.pass_apart, budget.depth, pending, start, changes)
+            result = device.draft_apart(proposer, proposer.pass_apart, budget.depth, pending, start, changes)
         elif isinstance(proposal := proposer.propose_on_device(sequence, budget), TokenTree):
             self._check(sequence, budget, proposal)
-            found = device.verify(proposal, start, changes)
+            result = device.verify(proposal, start, changes)
         else:
-            found = device.verify_drafted(proposal, pending, start, changes)
-            proposer.check_ids(np.asarray(found.tree.tokens), decoder.embedding.vocabulary)
-        if not found.finite:
+            result = device.verify_drafted(proposal, pending, start, changes)
+            proposer.check_ids(np.asarray(result.tree.tokens), decoder.embedding.vocabulary)
+        if not result.finite:
             assert proposer is not None
             sequence.fail(not_finite(proposer.draft_graph, nan))
-        return [found.tree], found.answers
+        return [result.tree], result.answers
 
     def _propose(self, budgets: Items[Budget]) -> tuple[list[TokenTree], int | None]:
-        """Begin a cycle: a tree for every sequence, and the cut where their exit rows lie if any was drafted on the
+        """Begin a cycle: a tree for every sequence, and the cut where their exit states lie if any was drafted on the
         trunk."""
         decoder, sequences = self.decoder, self.sequences
         if not self._policies:  # nobody drafts
@@ -188,10 +187,10 @@ class Cycle:
             trees.append(None if budget.nodes else TokenTree.chain(sequence.tokens[-1:]))
         decoder.begin_cycle(1 + most)
         for proposer, group in self._proposers:
-            asked = [sequence for sequence in group if budgets[sequence.batch_index].nodes]
-            given = [budgets[sequence.batch_index] for sequence in asked]
-            proposed = proposer.propose(asked, given) if asked else []
-            for sequence, budget, tree in zip(asked, given, proposed, strict=True):
+            drafting = [sequence for sequence in group if budgets[sequence.batch_index].nodes]
+            given = [budgets[sequence.batch_index] for sequence in drafting]
+            proposed = proposer.propose(drafting, given) if drafting else []
+            for sequence, budget, tree in zip(drafting, given, proposed, strict=True):
                 self._check(sequence, budget, tree)
                 trees[sequence.batch_index] = tree
         cut = draft_on_trunk(decoder, sequences, budgets, trees) if None in trees else None
@@ -218,10 +217,10 @@ class Cycle:
         if sequence.policy is not None:
             sequence.policy.observe(sequence, proposed, verdict)
         if proposer is not None:
-            rows = None
+            hidden_states = None
             if proposer.needs_hidden:
-                rows = self.decoder.verified_hidden(sequence.batch_index, len(tree.tokens))
-            proposer.advance(sequence, tree, verdict, rows)
+                hidden_states = self.decoder.verified_hidden(sequence.batch_index, len(tree.tokens))
+            proposer.advance(sequence, tree, verdict, hidden_states)
         tokens = [tree.tokens[node] for node in path]
         tokens.append(token)
         return tokens

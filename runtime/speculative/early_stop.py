@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 
 def ending(sequence: Sequence) -> Callable[[TargetLogits, int, int], bool]:
-    """`ends(rows, row, token)`: whether drafting stops after `token`, which was chosen from that row: an end token, or
-    one that is less likely than the policy asks for."""
+    """`ends(logits, logits_index, token)`: whether drafting stops after `token`, which was chosen there: an end token,
+    or one that is less likely than the policy asks for."""
     eos, policy = sequence.limits.eos_token_ids, sequence.policy
     if policy is None or not policy.needs_confidence:
-        return lambda rows, row, token: token in eos
+        return lambda logits, logits_index, token: token in eos
     keep_drafting = policy.keep_drafting
-    return lambda rows, row, token: token in eos or not keep_drafting(confidence(rows.logits(row), token))
+    return lambda logits, logits_index, token: (
+        token in eos or not keep_drafting(confidence(logits.logits(logits_index), token))
+    )
 
 
 @np.errstate(all="ignore")

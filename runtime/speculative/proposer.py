@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture or video of a prompt: the slot of its first row, and what enters the decoder there, [frames, n, E]."""
+    """A picture or video of a prompt: its first slot, and what enters the decoder there, [frames, n, E]."""
 
     start: int
     image_embeds: np.ndarray
@@ -35,10 +35,11 @@ class Proposer:
     """One draft of a bundle, for all sequences of a session that use it; built once per session.
 
     Every sequence begins and ends; in between it is asked for a proposal when the policy gives it a budget, and told
-    the outcome of every cycle, also of those without a proposal. What a proposer keeps about a sequence it keeps by
-    the sequence. A proposal is a deterministic function of the request and the tokens emitted so far, so that
+    the outcome of every cycle, also of those without a proposal. What a proposer keeps about a sequence it keeps by the
+    sequence. A proposal is a deterministic function of the request and the tokens emitted so far, so that
     draw-and-match verification is lossless at any temperature; one that is drawn from a distribution q of its own
-    carries q in its tree (`TokenTree.q`), and is verified by acceptance and residual; it draws with `Sequence.proposing`.
+    carries q in its tree (`TokenTree.q`), and is verified by acceptance and residual; it draws with
+    `Sequence.proposing`.
     """
 
     name: str
@@ -47,11 +48,12 @@ class Proposer:
     needs_pictures: ClassVar[bool] = False
     """Whether `on_pictures` is called."""
     needs_hidden: ClassVar[bool] = False
-    """Whether `advance` gets rows."""
+    """Whether `advance` gets hidden states."""
     needs_passes: ClassVar[bool] = False
     """Whether `on_pass` is called."""
     drafts_on_device: ClassVar[bool] = False
-    """Whether it has a `draft_step`, behind the trunk's row or, without a `cut`, behind that of its `pass_apart`."""
+    """Whether it has a `draft_step`, behind the trunk's hidden state or, without a `cut`, behind that of its
+    `pass_apart`."""
     draft_graph: str = "head"
     """The graph that is named where its logits are not finite."""
 
@@ -63,13 +65,13 @@ class Proposer:
 
     @property
     def resumable(self) -> int:
-        """Of the last request, how many rows of the cache a next one may go on behind: none for a proposer that reads a
-        prompt's rows and does not keep what it made of them."""
+        """Of the last request, how many slots of the cache a next one may go on behind: none for a proposer that reads a
+        prompt's hidden states and does not keep what it made of them."""
         return 0 if self.needs_prompt_hidden else sys.maxsize
 
     def resume(self, length: int) -> None:
-        """The next request goes on behind the first `length` rows of the last one, at most `resumable`; they end within no
-        picture. Its `on_pictures` and `on_hidden_states` tell of what is behind them."""
+        """The next request goes on behind the first `length` slots of the last one, at most `resumable`; they end
+        within no picture. Its `on_pictures` and `on_hidden_states` tell of what is behind them."""
 
     def begin(self, sequence: Sequence) -> None:
         """A request was prefilled; its first token is not chosen yet."""
@@ -78,7 +80,8 @@ class Proposer:
         """Pictures of a request that is about to be prefilled, in the order of their slots; also when there are none."""
 
     def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
-        """Prompt rows [1, n, E] before the final norm, of slots slot.. of the cache, chunk by chunk while prefilling."""
+        """Prompt hidden states [1, n, E] before the final norm, of slots slot.. of the cache, chunk by chunk while
+        prefilling."""
 
     def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
         """A tree for each of several sequences, within its budget and rooted at its last token.
@@ -93,28 +96,29 @@ class Proposer:
         raise NotImplementedError
 
     def passed(self, step: int) -> None:
-        """Proposers with a `cut`: drafted tokens of theirs passed the trunk as `step` of this cycle, and nothing is drafted
-        behind these rows. Steps behind which something is are asked for as `rows`."""
+        """Proposers with a `cut`: drafted tokens of theirs passed the trunk as `step` of this cycle, and nothing is
+        drafted behind these hidden states. Steps behind which something is are asked for as `step_logits`."""
 
     def on_pass(self) -> None:
         """A cycle's pass over all of its nodes is done, and none is accepted yet: the decoder's lengths are those before
         it."""
 
     def sent_on_device(self, count: int, start: int) -> Sent:
-        """Proposers that draft on a device: inputs of their own graphs in a cycle of `count` drafts behind the pending token
-        in slot `start`. Asked once in every such cycle."""
+        """Proposers that draft on a device: inputs of their own graphs in a cycle of `count` drafts behind the pending
+        token in slot `start`. Asked once in every such cycle."""
         return NOTHING_SENT
 
     def draft_step(
         self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
     ) -> list[Call]:
-        """Proposers that draft on a device: what follows the trunk's row `hidden` [1, 1, E] there, the one of that `number`
-        in the cycle, to write `outputs` of the head: its `logits` (float32 [1, V]) or the `best` token of them
-        (int64 [1]), and whether they are `finite` (bool [1]). `sent`: `sent_on_device`, where the engine has it."""
+        """Proposers that draft on a device: what follows the trunk's hidden state `hidden` [1, 1, E] there, the one of
+        that `number` in the cycle, to write `outputs` of the head: its `logits` (float32 [1, V]) or the `best` token of
+        them (int64 [1]), and whether they are `finite` (bool [1]). `sent`: `sent_on_device`, where the engine has
+        it."""
         raise NotImplementedError
 
     def last_step(self, hidden: View, number: int, sent: Mapping[str, View]) -> list[Call]:
-        """The same for the row of the last drafted token, behind which nothing is drafted (as `passed`)."""
+        """The same for the hidden state of the last drafted token, behind which nothing is drafted (as `passed`)."""
         return []
 
     def propose_on_device(self, sequence: Sequence, budget: Budget) -> DeviceChain | TokenTree:
@@ -136,8 +140,8 @@ class Proposer:
     def advance(
         self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
     ) -> None:
-        """The outcome of a cycle; if `needs_hidden`, the rows [1, n, E] before the final norm of the tree's n nodes, where
-        the engine has them until the next pass."""
+        """The outcome of a cycle; if `needs_hidden`, the hidden states [1, n, E] before the final norm of the tree's n
+        nodes, where the engine has them until the next pass."""
 
     def end(self, sequence: Sequence) -> None:
         """A request ended, also before its first token."""

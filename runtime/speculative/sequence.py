@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..common.errors import NumericsError
-from ..decoder.device_cycle import ArgmaxResult
-from ..decoder.logits import TargetLogits
+from ..decoder.logits import ArgmaxResult, TargetLogits
 from ..decoder.token_tree import TokenTree
 from ..sampling.draft_sampling import DraftSampling
 from ..sampling.sampler import ACCEPTING, DRAWING_AGAIN, FORCING, PROPOSING, Sampling, draw
@@ -39,9 +38,9 @@ class SequenceLimits:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request in a batch. `row` is its place there; the cycle moves it when others leave.
+    """A request in a batch. `batch_index` is its place there; the cycle moves it when others leave.
 
-    `prompt_ids` holds the ids that the decoder was prefilled with, placeholders of image rows included (`barred` ids are never
+    `prompt_ids` holds the ids that the decoder was prefilled with, image placeholders included (`barred` ids are never
     proposed).
     """
 
@@ -69,8 +68,8 @@ class Sequence:
 
     @property
     def takes_the_best(self) -> bool:
-        """Whether tokens, drafted and emitted ones, are the likeliest of the logits or of those that `changes` makes of them:
-        nothing else of any logits matters."""
+        """Whether tokens, drafted and emitted ones, are the likeliest of the logits or of those that `changes` makes of
+        them: nothing else of any logits matters."""
         return (
             (self.processors is None or self.changes is not None)
             and self.sampling.temperature == 0
@@ -136,7 +135,7 @@ class Sequence:
             self.stats.check()
 
     def choose(self, logits: TargetLogits, logits_index: int, after: list[int]) -> int:
-        """The token that follows the emitted tokens and `after`, from the logits of `row`.
+        """The token that follows the emitted tokens and `after`, from the logits at `logits_index`.
 
         Raises `NumericsError` for logits that are not finite.
         """
@@ -166,7 +165,7 @@ class Sequence:
         return tree
 
     def judge(self, tree: TokenTree, logits: TargetLogits | ArgmaxResult, first: int) -> Verdict:
-        """Verify a tree whose node i has its logits at row first + i."""
+        """Verify a tree whose node i has its logits at first + i."""
         if isinstance(logits, ArgmaxResult):
             return self._accept(tree, lambda node, depth: logits.best(first + node))
         greedy = self.processors is None and self.sampling.temperature == 0
@@ -227,7 +226,7 @@ class Sequence:
         return p
 
     def distribution(self, logits: TargetLogits, logits_index: int, after: Items[int]) -> np.ndarray:
-        """p of the token after the emitted ones and `after`: float64 [V], from the logits of `row`.
+        """p of the token after the emitted ones and `after`: float64 [V], from the logits at `logits_index`.
 
         Raises `NumericsError` for logits that are not finite.
         """

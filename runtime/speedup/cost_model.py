@@ -1,9 +1,9 @@
 """What passes cost and what speculation gains from them: the one speed model of bench, controller and virtual clock.
 
 A cycle of d drafted tokens emits 1 + α₁ + α₁α₂ + … tokens (Leviathan et al., arXiv 2211.17192, theorem 3.8, with
-acceptance per depth; for one α it is (1 − α^(d+1)) / (1 − α)). It costs d · propose + T(d + 1) with a separate
-draft, and d · (trunk + propose) + trunk + tail(d + 1) with self-speculation that reuses the trunk's rows.
-Seconds are of the graphs, and of the host where that was measured. Everything here is a function of its arguments: no clock.
+acceptance per depth; for one α it is (1 − α^(d+1)) / (1 − α)). It costs d · propose + T(d + 1) with a separate draft,
+and d · (trunk + propose) + trunk + tail(d + 1) with self-speculation that reuses the trunk's hidden states. Seconds are
+of the graphs, and of the host where that was measured. Everything here is a function of its arguments: no clock.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class CostTable:
         width = batch * max(width, self.least)
         if costs.tail is None:
             return host + drafting + self.plain(width)
-        # The last draft passes the trunk too, so that the tail sees all rows.
+        # The last draft passes the trunk too, so that the tail sees all of them.
         return host + drafting + trunk + costs.tail(width)
 
     def speedup(self, draft: str, alpha_by_depth: Sequence[float], depth: int, batch: int = 1) -> float:

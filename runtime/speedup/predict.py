@@ -84,16 +84,16 @@ class AcceptanceCounts:
 
 def _by_rank(counted: Mapping[tuple[int, int, int], int]) -> list[list[tuple[int, int]]]:
     """`Observed.ranks` of `Stats.ranks`."""
-    found: list[list[tuple[int, int]]] = []
+    by_depth: list[list[tuple[int, int]]] = []
     for (depth, children, right), count in sorted(counted.items()):
-        while len(found) <= depth:
-            found.append([])
-        ranks = found[depth]
+        while len(by_depth) <= depth:
+            by_depth.append([])
+        ranks = by_depth[depth]
         ranks += [(0, 0)] * (children - len(ranks))
         for rank in range(children):
             hits, judged = ranks[rank]
             ranks[rank] = hits + count * (rank == right), judged + count
-    return found
+    return by_depth
 
 
 @dataclass(frozen=True)
@@ -130,20 +130,20 @@ def predict(table: CostTable, seen: AcceptanceCounts, depth: int | None = None) 
 def predictions(table: CostTable, observed: Iterable[AcceptanceCounts]) -> list[Prediction]:
     """Every tree, and every length of every chain, fastest first; of equals the one with fewer nodes. A chain is told from
     the shortest one that was observed and is as long: a longer one starts its cycles in other places."""
-    found: list[Prediction] = []
+    entries: list[Prediction] = []
     chains: dict[str, list[AcceptanceCounts]] = {}
     for seen in observed:
         if seen.cycles and seen.is_chain:
             chains.setdefault(seen.draft, []).append(seen)
         elif seen.cycles:
-            found.append(predict(table, seen))
+            entries.append(predict(table, seen))
     for known in chains.values():
         known.sort(key=lambda seen: seen.budget.depth)
         at = 0
         for depth in range(1, known[-1].budget.depth + 1):
             at += depth > known[at].budget.depth
-            found.append(predict(table, known[at], depth))
-    return sorted(found, key=lambda entry: (-entry.speedup, entry.budget.nodes, entry.draft))
+            entries.append(predict(table, known[at], depth))
+    return sorted(entries, key=lambda entry: (-entry.speedup, entry.budget.nodes, entry.draft))
 
 
 def choose(
@@ -178,14 +178,14 @@ def choose_by_reward(
 def longest_drafts(manifest: Manifest, table: CostTable) -> dict[str, int]:
     """How many tokens each draft of the table may propose: what was timed, and as many as it has heads."""
     widest = max(1, min(manifest.widest_tree, max(table.plain.measured)) - 1)
-    heads = {draft.name: draft.heads for draft in manifest.drafts}
+    heads = {draft.name: draft.options.most_tokens for draft in manifest.drafts}
     return {name: min(widest, heads[name] or widest) for name in table.drafts}
 
 
 def best_length(table: CostTable, draft: str, alpha: float, longest: int) -> tuple[int, float]:
     """(draft length, speed-up over plain decoding) of the chain that is fastest at this acceptance; 0 drafts nothing."""
-    found = [(0, 1.0), *((d, table.speedup(draft, [alpha], d)) for d in range(1, longest + 1))]
-    return max(found, key=lambda each: (each[1], -each[0]))
+    speedups = [(0, 1.0), *((d, table.speedup(draft, [alpha], d)) for d in range(1, longest + 1))]
+    return max(speedups, key=lambda each: (each[1], -each[0]))
 
 
 class TreeGain(NamedTuple):
@@ -193,15 +193,15 @@ class TreeGain(NamedTuple):
 
     budget: Budget
     gain: float
-    """Accepted tokens per cycle over those of the chain of its depth, as `calibrate` saw them."""
+    """Accepted tokens per cycle over those of the chain of its depth, as `tune` saw them."""
 
 
 class ChainCounts(NamedTuple):
-    """What `calibrate` saw of a draft's chains."""
+    """What `tune` saw of a draft's chains."""
 
     accepted: Sequence[int]
     """Drafted tokens that were right, by depth."""
     evaluated: Sequence[int]
     """Drafted tokens that were judged, by depth."""
-    found: float
+    hit_rate: float
     """Share of the cycles in which the draft proposed anything."""

@@ -135,23 +135,23 @@ class Stats:
         `draft`, `draft_length` and `forced` are kept where all requests agree, `lossy` where any was. The first tokens of the requests,
         which prefill gives, are counted in `requests`.
         """
-        found = list(requests)
+        entries = list(requests)
         out = cls(requests=0)
         for name in ("requests", *_SUMMED):
-            setattr(out, name, sum(getattr(entry, name) for entry in found))
-        for entry in found:
+            setattr(out, name, sum(getattr(entry, name) for entry in entries))
+        for entry in entries:
             if entry.engine_seconds is not None:
                 out.count_inside(entry.engine_seconds)
         for name in ("draft", "draft_length", "forced"):
-            values = {getattr(entry, name) for entry in found}
+            values = {getattr(entry, name) for entry in entries}
             if len(values) == 1:
                 setattr(out, name, values.pop())
-        out.lossy = next((entry.lossy for entry in found if entry.lossy is not None), None)
+        out.lossy = next((entry.lossy for entry in entries if entry.lossy is not None), None)
         for name in ("evaluated_by_depth", "accepted_by_depth"):
-            lists = [getattr(entry, name) for entry in found]
+            lists = [getattr(entry, name) for entry in entries]
             longest = max(map(len, lists), default=0)
             setattr(out, name, [sum(v[at] for v in lists if at < len(v)) for at in range(longest)])
-        for entry in found:
+        for entry in entries:
             out.shapes.update(entry.shapes)
             out.ranks.update(entry.ranks)
             for phase, seconds in vars(entry.seconds).items():

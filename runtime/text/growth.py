@@ -19,6 +19,7 @@ import tokenizers
 from ..common.errors import BundleError, PromptError
 from ..common.foreign_errors import raise_if_foreign
 from . import regexes
+from .regex_nodes import UnreadableRegex
 
 LARGEST = 4_000_000
 """Bytes that a text may become on its way to tokens: the library takes some hundred bytes for each."""
@@ -290,7 +291,7 @@ def _work(pattern: str) -> regexes.Work:
     """Raises `BundleError` for a pattern whose work nobody knows, or which takes too long on short texts."""
     try:
         found = regexes.work_of(pattern)
-    except regexes.UnreadableRegex as error:
+    except UnreadableRegex as error:
         raise BundleError(
             f"the tokenizer's regular expression {_shortened(pattern)} cannot be judged: {error}; {_REMEDY}"
         ) from None

@@ -1,1 +1,1 @@
-"""All of `calibrate`: which draft pays on this device."""
+"""All of `tune`: which draft pays on this device."""

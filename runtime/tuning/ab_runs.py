@@ -56,10 +56,10 @@ def tokens_per_cycle(turns: Sequence[Turn]) -> float:
 
 def by_request(turns: Sequence[Turn]) -> list[list[Turn]]:
     """The turns of each request: what is independent of each other."""
-    found: dict[int, list[Turn]] = {}
+    groups: dict[int, list[Turn]] = {}
     for turn in turns:
-        found.setdefault(turn.request, []).append(turn)
-    return list(found.values())
+        groups.setdefault(turn.request, []).append(turn)
+    return list(groups.values())
 
 
 @dataclass

@@ -20,5 +20,5 @@ def interval(statistic: Callable[..., float], *samples: Sequence[Any]) -> tuple[
     if not samples or min(map(len, samples)) < FEWEST:
         return None
     rng = random.Random(0)
-    found = sorted(statistic(*(rng.choices(each, k=len(each)) for each in samples)) for _ in range(DRAWS))
-    return found[DRAWS * 25 // 1000], found[DRAWS * 975 // 1000 - 1]
+    draws = sorted(statistic(*(rng.choices(each, k=len(each)) for each in samples)) for _ in range(DRAWS))
+    return draws[DRAWS * 25 // 1000], draws[DRAWS * 975 // 1000 - 1]

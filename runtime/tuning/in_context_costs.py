@@ -63,8 +63,8 @@ def _share_of_cycles(table: CostTable, costs: DraftCosts, seen: AcceptanceCounts
 
 def _trees(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
     """By draft, those that got trees."""
-    found: dict[str, list[Arm]] = {}
+    trees: dict[str, list[Arm]] = {}
     for arm in arms:
         if not arm.observed.is_chain:
-            found.setdefault(arm.observed.draft, []).append(arm)
-    return found
+            trees.setdefault(arm.observed.draft, []).append(arm)
+    return trees

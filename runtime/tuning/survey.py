@@ -18,15 +18,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..bundle.combined_drafts import combinations
 from ..bundle.stored_acceptance import StoredAcceptance, stored_acceptance
 from ..bundle.stored_costs import StoredChoice, with_combinations
-from ..bundle.stored_entries import check_report
-from ..common.errors import BundleError, OptionError
-from ..drafts import KINDS
+from ..common.errors import OptionError
+from ..graphs.registry import draft_kinds
 from ..hardware import machine
 from ..measure.benchmark import Progress, measured_costs, time_passes
 from ..measure.pass_costs import runnable
@@ -35,9 +33,9 @@ from ..speedup.budget import Budget
 from ..speedup.cost_model import CostTable
 from ..speedup.predict import MIN_SPEEDUP, AcceptanceCounts, Prediction, choose, choose_by_reward, predictions
 from ..speedup.stats import Stats
-from .ab_runs import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
-from .bootstrap import interval
+from .ab_runs import Arm, Turn, decode, speedup
 from .in_context_costs import within_decoding
+from .report import is_uncertain, measured_prediction, prediction_row, reported_predictions
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
@@ -51,9 +49,6 @@ TREES = (8, 15, 30)
 
 NEAR = 0.9
 """Share of the best prediction from which a way of drafting is decoded beside plain decoding."""
-
-WIDE = 0.1
-"""Width of a prediction's 95 % interval, as a share of it, from which it is called uncertain."""
 
 SECONDS = 20.0
 """As long as all has taken less, requests are decoded again: those of a small model are too short for one look."""
@@ -73,8 +68,9 @@ Requests = Sequence[Mapping[str, Any]]
 
 def budgets(draft: DraftInfo, widest: int) -> list[Budget]:
     """What a draft is observed under, at most `widest` drafted tokens."""
-    depth = min(CHAIN if draft.heads is None else draft.heads, widest)
-    trees = [Budget(nodes, depth) for nodes in TREES if depth < nodes <= widest and draft.ranks is not None]
+    options = draft.options
+    depth = min(options.most_tokens or CHAIN, widest)
+    trees = [Budget(nodes, depth) for nodes in TREES if depth < nodes <= widest and options.offers_trees]
     return [Budget.chain(depth), *trees]
 
 
@@ -85,7 +81,7 @@ def check_calibration(manifest: Manifest, data: str | None, by: str) -> list[Dra
     """
     if by not in BY:
         raise OptionError(f"--by {by!r:.80} is not one of {', '.join(BY)}")
-    drafts = [draft for draft in manifest.drafts if draft.kind in KINDS]
+    drafts = [draft for draft in manifest.drafts if draft.kind in draft_kinds()]
     if not drafts:
         raise OptionError("this bundle has no draft, so there is nothing to choose from")
     if by == "reward" and not any(draft.layer for draft in drafts):
@@ -200,22 +196,22 @@ class Calibration:
         """What the survey predicts nearly to be the best of all, and nearly to be worth it."""
         if self._data is None:
             return []
-        found = self._predictions(self._arms)
+        entries = self._predictions(self._arms)
         if self._by == "reward":
             chosen = self._by_reward()
-            found = [entry for entry in found if chosen is not None and entry.draft == chosen.draft]
+            entries = [entry for entry in entries if chosen is not None and entry.draft == chosen.draft]
             enough = 0.0
         else:
             enough = self._least
-        least = NEAR * max(enough, found[0].speedup if found else 0.0)
-        return [Arm(entry.draft, entry.budget) for entry in found if entry.speedup >= least]
+        least = NEAR * max(enough, entries[0].speedup if entries else 0.0)
+        return [Arm(entry.draft, entry.budget) for entry in entries if entry.speedup >= least]
 
     def report(self) -> dict[str, Any]:
         """What was measured, and the choice by it. Raises `ValueError` before a survey."""
         session, manifest = self._session, self._session.bundle.manifest
-        table, rows = self._timed
+        table, cache_len = self._timed
         own = {name: costs for name, costs in table.drafts.items() if name not in self._combined}
-        costs = measured_costs(session, replace(table, drafts=own), rows)
+        costs = measured_costs(session, replace(table, drafts=own), cache_len)
         entries: list[StoredAcceptance] = []
         if self._data is not None:
             entries = [
@@ -233,12 +229,12 @@ class Calibration:
             "requests": {"survey": len(self._plain.decoded), "look": len(self._looked_at)},
             "plain_tokens_per_second": 1 / self._plain.cycle_seconds[0],
             "predictions": [
-                _row(entry, looks.get((entry.draft, entry.budget)))
-                for entry in _shown(self._predictions(self._observing()), looks)
+                prediction_row(entry, looks.get((entry.draft, entry.budget)))
+                for entry in reported_predictions(self._predictions(self._observing()), looks)
             ],
             "least": self._least,
             "by": self._by,
-            "uncertain": None if chosen is None or self._data is None else _uncertain(chosen),
+            "uncertain": None if chosen is None or self._data is None else is_uncertain(chosen),
             "costs": costs.to_json(),
             "acceptance": [entry.to_dict() for entry in entries],
             "machine": machine.describe(session.decoder.engine.machine),
@@ -259,13 +255,13 @@ class Calibration:
 
     @cached_property
     def _timed(self) -> tuple[CostTable, int]:
-        """(the table within decoding, key/value rows that it was measured at), as the survey left it."""
+        """(the table within decoding, the cache length that it was measured at), as the survey left it."""
         self._progress("timing graphs", 0, 1)
         total = Stats.total(self._plain.decoded)
         if not total.requests:
             raise ValueError("nothing was surveyed")
         widths = {arm.budget.nodes + 1 for arm in self._arms if arm.budget is not None}
-        table, rows = time_passes(
+        table, cache_len = time_passes(
             self._session,
             self._drafts,
             widths,
@@ -273,7 +269,7 @@ class Calibration:
             total.tokens / total.requests,
         )
         table = with_combinations(table, self._drafts)
-        return within_decoding(table, self._plain, self._arms, self._combined), rows
+        return within_decoding(table, self._plain, self._arms, self._combined), cache_len
 
     def _known(self, arms: Sequence[Arm]) -> list[AcceptanceCounts]:
         """What the drafts accept: as these arms show it, or as the bundle has it."""
@@ -284,14 +280,14 @@ class Calibration:
     def _predictions(self, arms: Sequence[Arm]) -> list[Prediction]:
         """Of what these arms show, and of the best trees that they tell of, fastest first."""
         table, known = self._timed[0], self._known(arms)
-        found = predictions(table, known)
+        entries = predictions(table, known)
         widest = self._session.bundle.manifest.widest_tree - 1
         for name, trees in observed_trees(self._drafts, known).items():
-            mine = [entry.budget for entry in found if entry.draft == name]
+            mine = [entry.budget for entry in entries if entry.draft == name]
             # What a decoded budget became may be smaller than it: the same tree by another name.
             became = [told.budget for budget in mine if (told := trees.predict(table, budget)) is not None]
-            found += [entry for entry in trees.best(table, widest) if entry.budget not in (*mine, *became)]
-        return sorted(found, key=lambda entry: -entry.speedup)
+            entries += [entry for entry in trees.best(table, widest) if entry.budget not in (*mine, *became)]
+        return sorted(entries, key=lambda entry: -entry.speedup)
 
     def _observing(self) -> list[Arm]:
         """What was surveyed, and what else was looked at."""
@@ -313,77 +309,9 @@ class Calibration:
             if self._by == "reward":
                 return self._by_reward()
             return choose(self._timed[0], self._known(self._arms), self._least)
-        found = _measured(max(looked, key=lambda arm: speedup(arm.halves[0])))
-        return found if self._by == "reward" or found.speedup >= self._least else None
-
-
-def merge(documents: Mapping[str, Mapping[str, Any]], fingerprint: str) -> tuple[list[Any], list[Any]]:
-    """(costs, acceptance) of several reports of `calibrate` of the same model, or of manifests, each under its name.
-
-    Raises `OptionError`, naming document, field and value, for one of another model and for what is no report.
-    """
-    costs: list[Any] = []
-    acceptance: list[Any] = []
-    for name, document in documents.items():
-        model = document.get("model")
-        found = model.get("fingerprint") if isinstance(model, Mapping) else document.get("fingerprint")
-        if found != fingerprint:
-            raise OptionError(
-                f"--merge {name}: {found!r:.80} is the fingerprint of another model than this bundle's"
-            )
-        try:
-            more_costs, more_acceptance = check_report(document)
-        except BundleError as error:
-            reason = str(error).removeprefix("manifest ").removesuffix("; build the bundle again")
-            raise OptionError(
-                f"--merge {name}: {reason}; give a report of `vlmexport calibrate --json`"
-            ) from None
-        costs += more_costs
-        acceptance += more_acceptance
-    return costs, acceptance
+        prediction = measured_prediction(max(looked, key=lambda arm: speedup(arm.halves[0])))
+        return prediction if self._by == "reward" or prediction.speedup >= self._least else None
 
 
 def _over(until: float | None, done: int) -> bool:
     return until is not None and done >= 2 and time.perf_counter() >= until
-
-
-def _measured(arm: Arm) -> Prediction:
-    """A draft as the requests show it that it was not chosen by."""
-    turns = arm.halves[1]
-    assert arm.draft is not None and arm.budget is not None, "plain decoding is not looked at"
-    value, tokens = speedup(turns), tokens_per_cycle(turns)
-    sure = interval(lambda drawn: speedup(list(chain.from_iterable(drawn))), by_request(turns))
-    return Prediction(arm.draft, arm.budget, value, tokens, tokens / value, sure)
-
-
-def _uncertain(chosen: Prediction) -> bool:
-    if chosen.interval is None:
-        return True
-    low, high = chosen.interval
-    return high - low > WIDE * chosen.speedup
-
-
-def _shown(
-    found: Sequence[Prediction], looks: Mapping[tuple[str | None, Budget | None], Arm]
-) -> list[Prediction]:
-    """Of every draft its fastest chain, every tree, and what was looked at; `found` is fastest first."""
-    chains: set[str] = set()
-    best = []
-    for entry in found:
-        if entry.budget.nodes == entry.budget.depth:
-            if entry.draft in chains and (entry.draft, entry.budget) not in looks:
-                continue
-            chains.add(entry.draft)
-        best.append(entry)
-    return best
-
-
-def _row(entry: Prediction, looked: Arm | None) -> dict[str, Any]:
-    """`measured` and `interval` of what was looked at: on the requests that it was not chosen by."""
-    found = None if looked is None else _measured(looked)
-    return {
-        "draft": entry.draft, "nodes": entry.budget.nodes, "depth": entry.budget.depth, "speedup": entry.speedup,
-        "tokens_per_cycle": entry.tokens_per_cycle, "break_even": entry.break_even,
-        "measured": None if found is None else found.speedup,
-        "interval": None if found is None or found.interval is None else list(found.interval),
-    }  # fmt: skip

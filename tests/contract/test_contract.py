@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support.pairs import in_pairs
+from tests.support.pairs import each_value
 from tests.support.rig import ENGINES, FAMILIES, Rig
 from tests.support.rows import ROWS
 
 
-@in_pairs(family=FAMILIES, engine=ENGINES, row=ROWS)
+@each_value(groups=[("family", "engine")], family=FAMILIES, engine=ENGINES, row=ROWS)
 def test_contract(rigs: Callable, family: str, engine: str, row: str) -> None:
     made: list[Rig] = []
 

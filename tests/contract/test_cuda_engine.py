@@ -43,7 +43,7 @@ def test_without_the_provider(
     assert said.endswith("pip install 'onnxruntime-gpu[cuda,cudnn]'") and "\n" not in said
 
 
-def test_a_session_that_lands_on_the_cpu(
+def test_cpu_fallback_is_refused(
     tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     """ONNX Runtime makes it without a word where a library of the provider is missing."""
@@ -75,7 +75,7 @@ def test_a_session_that_lands_on_the_cpu(
     assert "Failed to load" not in out + err
 
 
-def test_what_the_provider_is_asked_for(tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_given_to_the_provider(tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products as exact as the types are, in the engine's own stream; graphs in the types of the bundle."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: [PROVIDER])
     monkeypatch.setattr(ort, "set_default_logger_severity", lambda level: None)
@@ -145,7 +145,7 @@ def test_answers_are_the_first_of_the_highest_and_whether_it_is_a_number() -> No
     assert (best.dtype, finite.dtype) == (np.int64, np.bool_)
 
 
-def test_more_tokens_than_can_be_told_apart() -> None:
+def test_vocabulary_limit_of_the_argmax() -> None:
     with pytest.raises(ValueError, match=r"16777217 tokens are more than float32 counts"):
         answers.places((1 << 24) + 1)
 
@@ -177,7 +177,7 @@ def test_a_cycle_replays_its_calls(rigs: Callable, family: str) -> None:
     assert rig.engine.captures_calls
 
 
-def test_what_moves_rows_is_not_run_again(rigs: Callable) -> None:
+def test_row_moves_are_not_replayed(rigs: Callable) -> None:
     """ONNX Runtime runs a graph several times before it is captured."""
     rig: Rig = rigs("llama", "cuda")
     roles = {info.role for name, info in rig.manifest.graphs.items() if not rig.engine.repeatable(name)}
@@ -194,7 +194,7 @@ def test_calls_outside_of_programs_are_not_captured(rigs: Callable) -> None:
     assert not any(each.captured for each in rig.engine._sessions.values())
 
 
-def test_what_was_captured_goes_with_its_call(rigs: Callable) -> None:
+def test_captured_graph_is_freed_with_its_call(rigs: Callable) -> None:
     rig: Rig = rigs("llama", "cuda")
     generated(rig)
     engine: EmulatedCuda = rig.engine
@@ -246,9 +246,7 @@ def test_sessions_go_before_their_stream(tiny_bundle: Callable, monkeypatch: pyt
     assert there == [None] and program is not None
 
 
-def test_what_cannot_be_captured_is_put_into_the_stream(
-    rigs: Callable, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_uncapturable_calls_run_on_the_stream(rigs: Callable, caplog: pytest.LogCaptureFixture) -> None:
     rig: Rig = rigs("llama", "cuda")
     rig.engine._session("segment.1").broken = "operation not permitted when stream is capturing"
     generated(rig)
@@ -287,7 +285,7 @@ def test_a_graph_that_onnx_runtime_does_not_capture(rigs: Callable, monkeypatch:
         "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED",
     ],
 )
-def test_no_memory_names_what_helps(rigs: Callable, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_out_of_memory_names_the_remedy(rigs: Callable, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     rig: Rig = rigs("llama", "cuda")
 
     failing = Mock(side_effect=RuntimeError(said))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle.combined_drafts import combinations
-from vlmexport.runtime.bundle.interfaces import DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.text_layout import WORDS, TextLayout
+from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
+from vlmexport.runtime.graphs.registry import draft_kinds
+from vlmexport.runtime.graphs.text_layout import WORDS, TextLayout
+from vlmexport.runtime.measure.forced_acceptance import forced_acceptance
 from vlmexport.runtime.measure.pass_costs import runnable
 from vlmexport.runtime.session.session import Session
 
@@ -22,11 +25,25 @@ from tests.support.device_mutants import changed_logits, layered, not_finite, sa
 from tests.support.engines.recording_device import RecordingDevice
 from tests.support.engines.stream import Context, Counts
 from tests.support.engines.torch_reference import TorchReference
-from tests.support.pairs import in_pairs, in_turn
+from tests.support.pairs import each_value, fast
 from tests.support.rig import ENGINES, FAMILIES, Rig
 from tests.support.tiny_bundles import LIGHT
 
 # --- generations ---
+
+ENQUEUEING = ("device", "tensorrt", "cuda")
+ONE_WAIT = {
+    ("t5", "tensorrt"), ("llama", "cuda"), ("vit-gpt2", "device"), ("llava-next", "cuda"), ("qwen2.5-vl", "tensorrt"),
+    ("llama-bfloat16", "device"),
+}  # fmt: skip
+DRAFTING = ("device", "growing-device", "tensorrt", "cuda")
+DRAFTED_ONCE = {
+    ("t5", "device"),
+    ("llama", "growing-device"),
+    ("qwen2.5-vl", "cuda"),
+    ("vit-gpt2", "tensorrt"),
+}
+"""What every run looks at."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -48,7 +65,7 @@ def test_the_trunk_runs_once_per_token_and_the_tail_once_per_cycle(rigs: Callabl
     assert not [call for call in after if call.graph in ("commit", "encoder", "cross_kv", "vision")]
 
 
-@in_pairs(family=FAMILIES, engine=("device", "tensorrt", "cuda"))
+@fast(("family", "engine"), [*product(FAMILIES, ENQUEUEING)], ONE_WAIT)
 def test_the_host_waits_once_for_a_cycle(
     rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,12 +74,13 @@ def test_the_host_waits_once_for_a_cycle(
     rig: Rig = rigs(family, engine)
     own = layered(rig)
     shapes = [("early-exit", 3), ("imitation", 5), ("early-exit", 8), ("prompt-lookup", 5), (None, 0)]
-    layers = [draft for draft in own if draft in DRAFT_LAYERS]
+    kinds = draft_kinds()
+    layers = [draft for draft in own if issubclass(kinds[draft].options, LayerOptions)]
     shapes += [*((draft, 3) for draft in own), *((draft, 8) for draft in layers)]
     _waits_once(rig, engine, shapes, monkeypatch, own)
 
 
-@in_pairs(family=FAMILIES, engine=("device", "growing-device", "tensorrt", "cuda"))
+@fast(("family", "engine"), [*product(FAMILIES, DRAFTING)], DRAFTED_ONCE)
 def test_attention_over_exit_rows_is_a_part_of_the_cycle(
     rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,15 +125,25 @@ def _waits_once(
 
 
 SOME = ("llama", "t5", "vit-gpt2")
+MORE = [
+    *(
+        (family, engine, 3)
+        for family in SOME
+        for engine in ("device", "tensorrt", "tensorrt-portable", "cuda")
+    ),
+    *((family, "device", 1) for family in FAMILIES),
+]
 
 
 @pytest.mark.parametrize(
     ("family", "engine", "every"),
     [
-        *((family, "device", 3) for family in (*SOME, "qwen2.5-vl", "t5-float16")),
-        *((family, engine, 3) for family in SOME for engine in ("tensorrt", "tensorrt-portable", "cuda")),
+        ("qwen2.5-vl", "device", 3),
+        ("t5", "tensorrt", 3),
+        ("vit-gpt2", "tensorrt-portable", 3),
+        ("t5-float16", "cuda", 3),
         ("llama", "growing-device", 3),
-        *(pytest.param(family, "device", 1, marks=pytest.mark.slow) for family in FAMILIES),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE),
     ],
 )
 def test_a_device_changes_logits_itself(
@@ -149,14 +177,14 @@ def test_forced_acceptance_is_that_of_whole_cycles(rigs: Callable, monkeypatch: 
         options = {
             "draft_length": 3,
             "adaptive": None,
-            "force_acceptance": 0.6,
             "seed": 3,
             "ignore_eos": True,
         }
-        results = [
-            session.generate(prompt="the red cup", max_new_tokens=40, draft=draft.name, **options)
-            for draft in rig.manifest.drafts
-        ]
+        with forced_acceptance(session, 0.6):
+            results = [
+                session.generate(prompt="the red cup", max_new_tokens=40, draft=draft.name, **options)
+                for draft in rig.manifest.drafts
+            ]
         said[engine] = [
             (result.tokens, result.stats.cycles, result.stats.proposed, result.stats.accepted)
             for result in results
@@ -167,7 +195,7 @@ def test_forced_acceptance_is_that_of_whole_cycles(rigs: Callable, monkeypatch: 
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
-def test_what_a_device_has_no_room_for_the_host_does(rigs: Callable, family: str) -> None:
+def test_oversized_device_work_runs_on_the_host(rigs: Callable, family: str) -> None:
     rig: Rig = rigs(family, "device")
     request = rig.request(54)
     plain = rig.oracle.greedy(request, 12)
@@ -180,7 +208,7 @@ def test_what_a_device_has_no_room_for_the_host_does(rigs: Callable, family: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_where_the_host_must_choose_it_waits_for_every_token(
+def test_host_sampling_waits_for_every_token(
     rigs: Callable, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A threshold needs the probability of a draft before the next one."""
@@ -196,12 +224,9 @@ def test_where_the_host_must_choose_it_waits_for_every_token(
     ), waited
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_device_drafts_what_the_host_would(rigs: Callable, family: str) -> None:
-    same_drafts(rigs(family, "device"))
-    same_drafts(rigs(family, "growing-device"))
-    same_drafts(rigs(family, "tensorrt"))
-    same_drafts(rigs(family, "cuda"))
+@fast(("family", "engine"), [*product(FAMILIES, DRAFTING)], DRAFTED_ONCE)
+def test_device_drafts_equal_host_drafts(rigs: Callable, family: str, engine: str) -> None:
+    same_drafts(rigs(family, engine))
 
 
 def _counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Counts, int]]:
@@ -251,10 +276,22 @@ def holds(case: dict[str, Any]) -> bool:
 
 
 ON_DEVICES = ("device", "growing-device", "cuda", "tensorrt", "tensorrt-portable")
+SESSIONS = [
+    (family, engine)
+    for family, engine in product((*FAMILIES, *LIGHT), ON_DEVICES)
+    if holds({"family": family, "engine": engine})
+]
+SESSIONS_ONCE = {
+    ("t5", "growing-device"),
+    ("llama", "tensorrt-portable"),
+    ("vit-gpt2", "cuda"),
+    ("qwen2.5-vl", "tensorrt"),
+    ("blip2-opt-int8", "device"),
+}
 
 
-@in_turn(holds, turns=2, family=(*FAMILIES, *LIGHT), engine=ON_DEVICES)
-def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, engine: str) -> None:
+@fast(("family", "engine"), SESSIONS, SESSIONS_ONCE)
+def test_device_sessions_equal_cpu_sessions(rigs: Callable, family: str, engine: str) -> None:
     """From pictures and text to text, with every draft and combination of two, alone and in a ragged batch of five with three
     places, greedy and sampled; some end at a string that comes."""
     stops: dict[int, str] = {}
@@ -296,8 +333,7 @@ def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, en
     assert {name.partition("@")[0] for name in names} >= {"imitation", "medusa", "prompt-lookup+eagle"}
 
 
-@pytest.mark.parametrize("engine", ("onnxruntime", "device", "tensorrt", "cuda"))
-@pytest.mark.parametrize("family", FAMILIES)
+@each_value(family=FAMILIES, engine=("onnxruntime", "device", "tensorrt", "cuda"))
 def test_logits_that_are_not_finite_end_a_request(rigs: Callable, family: str, engine: str) -> None:
     not_finite(rigs(family, engine))
 
@@ -593,8 +629,7 @@ VIOLATIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("violation", VIOLATIONS, ids=lambda function: function.__name__)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_value(family=FAMILIES, violation=VIOLATIONS)
 def test_the_device_refuses(device_for: Callable, family: str, violation: Callable[[Bench], None]) -> None:
     bench = Bench(device_for(family))
     bench.bind().run()
@@ -636,7 +671,7 @@ def test_nothing_is_done_before_it_is_waited_for(device_for: Callable, family: s
     assert not np.array_equal(bench.result(), first)
 
 
-def test_what_is_counted(device_for: Callable) -> None:
+def test_device_calls_are_counted(device_for: Callable) -> None:
     bench = Bench(device_for("llama"))
     device, call = bench.device, bench.bind()
     copy = device.copy(
@@ -675,7 +710,7 @@ def test_a_captured_call_may_come_back(device_for: Callable) -> None:
     assert np.isfinite(bench.result()).all() and len(bench.device.runs) == 4
 
 
-def test_what_was_read_is_a_copy(device_for: Callable) -> None:
+def test_read_returns_a_copy(device_for: Callable) -> None:
     bench = Bench(device_for("llama"))
     values = bench.device.read(bench.inputs["hidden"])
     with pytest.raises(ValueError, match="read-only"):
@@ -692,7 +727,7 @@ def test_memory_holds_nan_unless_it_is_zeroed(device_for: Callable) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_engine_may_compute(
+def test_recording_device_wraps_any_engine(
     device_for: Callable, tiny_bundle: Callable, oracle_for: Callable, family: str
 ) -> None:
     by_onnxruntime = device_for(family)

@@ -33,7 +33,7 @@ def values(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_was_written_is_read(engine: Engine, dtype: str) -> None:
+def test_written_bytes_are_read_back(engine: Engine, dtype: str) -> None:
     buffer = engine.allocate("some", 4096)
     first, second = buffer.view((2, 3, 4), dtype), buffer.view((5,), dtype, 24)
     one, other = values((2, 3, 4), dtype), values((5,), dtype)
@@ -60,7 +60,7 @@ def test_memory_is_zero_where_asked_for_and_aligned(engine: Engine) -> None:
     assert all(before[1] <= after[0] for before, after in pairwise(ends)), "buffers overlap"
 
 
-def test_what_was_read_stays_unless_it_is_the_memory_itself(engine: Engine) -> None:
+def test_read_arrays_stay_valid(engine: Engine) -> None:
     view = engine.allocate("some", 64).view((4,), "int64")
     engine.write(view, np.arange(4))
     seen = engine.read(view)
@@ -166,7 +166,7 @@ def test_bindings_fit_the_interface(engine: Engine) -> None:
         engine.bind("segment.9", inputs, outputs)
 
 
-def test_an_output_that_nobody_needs_may_be_left_out(engine: Engine) -> None:
+def test_unneeded_outputs_may_be_unbound(engine: Engine) -> None:
     """The head of an engine may offer more than logits; whoever binds it takes what it wants."""
     info = engine.interface("head")
     offered = {value.name for value in info.outputs}

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from vlmexport.exporter.tensorrt import PlanOptions
 from vlmexport.exporter.tensorrt.compile import compile_bundle
+from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import DeviceError
 from vlmexport.runtime.engines import tensorrt_library
 from vlmexport.runtime.engines.base import DTYPES
@@ -73,7 +74,7 @@ def device(cuda: Cuda) -> Any:
     engine.close()
 
 
-def test_what_is_written_is_read(device: Any) -> None:
+def test_gpu_memory_round_trip(device: Any) -> None:
     values = np.random.default_rng(0).integers(0, 255, (3, 5 << 20), np.uint8)
     view = device.allocate("bytes", values.nbytes).view(values.shape, "uint8")
     device.write(view, values)
@@ -130,7 +131,10 @@ def every_draft(
     """Tokens of three requests by draft, `none` first; with `plain` that alone. With `verify_width`, for narrow types, chains
     of `NARROW_LENGTH`."""
     shape = {} if verify_width is None else {"draft_length": NARROW_LENGTH}
-    with Session.load(folder, device=device, verify_width=verify_width) as session:
+    opened = Bundle.open(folder)
+    if verify_width is not None:
+        opened = opened.with_verify_width(verify_width)
+    with Session.load(opened, device=device) as session:
         drafts = () if plain else runnable(session.bundle.manifest.drafts, session.decoder.engine.graphs)
         picture = session.bundle.manifest.image is not None
         return {

@@ -15,6 +15,7 @@ from vlmexport.runtime.bundle import plans as bundle_plans
 from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 
+from tests.support.pairs import fast
 from tests.support.rig import FAMILIES
 from tests.support.tiny_bundles import TinyBundle
 
@@ -92,7 +93,7 @@ def planned(
     return get
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@fast(("name",), [(name,) for name in FAMILIES], {("t5",), ("qwen2.5-vl",)})
 def test_tensorrt_builds_every_graph(
     tiny_bundle: Callable[..., TinyBundle], planned: Callable, name: str
 ) -> None:
@@ -112,7 +113,7 @@ def test_tensorrt_builds_every_graph(
         assert read - declared <= set(SHARED_TABLES), f"{graph}: unknown inputs {read - declared}"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@fast(("name",), [(name,) for name in FAMILIES], {("t5",), ("qwen2.5-vl",)})
 def test_tensorrt_updates_caches_in_place_and_fuses_attention(
     tiny_bundle: Callable[..., TinyBundle], planned: Callable, name: str
 ) -> None:
@@ -137,7 +138,7 @@ def test_tensorrt_updates_caches_in_place_and_fuses_attention(
                 )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@fast(("name",), [(name,) for name in FAMILIES], {("t5",), ("qwen2.5-vl",)})
 def test_tensorrt_reads_every_input_in_the_parsed_network(
     tiny_bundle: Callable[..., TinyBundle], planned: Callable, name: str
 ) -> None:
@@ -148,7 +149,7 @@ def test_tensorrt_reads_every_input_in_the_parsed_network(
     limits = tiny.bundle.manifest.limits
     for graph, info in tiny.bundle.manifest.graphs.items():
         summary = inspect_network(
-            tiny.bundle.graph_path(graph),
+            tiny.bundle.path / info.file,
             capacity=limits.max_length + limits.max_width,
             precision="float16" if tiny.bundle.manifest.weights_dtype == "float32" else "float32",  # as it is
         )

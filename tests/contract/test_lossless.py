@@ -1,7 +1,10 @@
-"""Losslessness as a table: drafts × engines × families; the whole grid on ONNX Runtime, its corners elsewhere."""
+"""Losslessness as a table: drafts × engines × families; the whole grid on ONNX Runtime, its corners elsewhere.
+
+One test has every combination in every run, the others each family, engine and draft; `make test-all` has the product."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +15,7 @@ from vlmexport.runtime.session.session import Session
 
 from tests.support import lossless
 from tests.support.oracle import Oracle, Request
-from tests.support.pairs import in_pairs
+from tests.support.pairs import each_value
 from tests.support.rig import ENGINES, FAMILIES, Rig
 from tests.support.tiny_bundles import TinyBundle
 
@@ -29,27 +32,37 @@ def there(case: dict[str, Any]) -> bool:
     )
 
 
-@in_pairs(there, family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)
+@pytest.mark.parametrize(
+    ("family", "engine", "draft"), [*itertools.product(FAMILIES, ENGINES, ("mixed", "imitation-attending"))]
+)
+def test_every_draft_on_every_engine(rigs: Callable, family: str, engine: str, draft: str) -> None:
+    """The row that every family × draft × engine has in every run: all drafts of a bundle side by side in a batch."""
+    lossless.batch(rigs(lossless.bundle_of(family, draft), engine), draft, 3, 7)
+
+
+@each_value(there, family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)
 def test_greedy_equals_generate(rigs: Callable, family: str, engine: str, draft: str) -> None:
     rig = rigs(lossless.bundle_of(family, draft), engine)
     lossless.greedy(rig, draft, **GRID.get(engine, CORNERS))
 
 
-@in_pairs(there, family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)
+@each_value(there, family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)
 def test_end_token(rigs: Callable, family: str, engine: str, draft: str) -> None:
     some = engine == "onnxruntime"
     rig = rigs(lossless.bundle_of(family, draft), engine)
     lossless.early_end(rig, draft, 44, (1, 3, 8) if some else (5,), (0, 1, 2, 5, 11) if some else (3,))
 
 
-@in_pairs(there, family=FAMILIES, draft=lossless.DRAFTS, length=(1, 4, 16))
+@each_value(there, family=FAMILIES, draft=lossless.DRAFTS, length=(1, 4, 16))
 def test_sampling_equals_plain_sampling(rigs: Callable, family: str, draft: str, length: int) -> None:
     rig = rigs(lossless.bundle_of(family, draft), "onnxruntime")
     lossless.sampled(rig, draft, (1, 2**63 - 1), (length,))
 
 
-@in_pairs(there, family=FAMILIES, engine=ENGINES, draft=[*lossless.DRAFTS, *lossless.MIXED], together=(3, 16))
-def test_a_batch_equals_generate(rigs: Callable, family: str, engine: str, draft: str, together: int) -> None:
+@each_value(
+    there, family=FAMILIES, engine=ENGINES, draft=[*lossless.DRAFTS, *lossless.MIXED], together=(3, 16)
+)
+def test_batch_equals_generate(rigs: Callable, family: str, engine: str, draft: str, together: int) -> None:
     """Ragged prompts, limits, end tokens, lengths, seeds and drafts, more requests than are decoded together."""
     rig = rigs(lossless.bundle_of(family, draft), engine)
     lossless.batch(rig, draft, together, 20 if engine == "onnxruntime" and together == 16 else 7)
@@ -77,8 +90,9 @@ def test_rows_move_by_calls_bound_once(rigs: Callable, monkeypatch: pytest.Monke
     assert len(bound) <= 2 * len(set(bound)), f"widths and lengths of caches, bound: {bound}"
 
 
-@in_pairs(
+@each_value(
     there,
+    groups=[("draft", "shape"), ("end", "together", "temperature")],
     family=FAMILIES,
     draft=lossless.MATRIX_DRAFTS,
     shape=lossless.SHAPES,
@@ -96,23 +110,24 @@ def test_the_matrix(
     together: int,
     temperature: float,
 ) -> None:
-    """Drafts × shapes × families × ends × batches × temperatures: pairs in every run, the product in `make test-all`."""
+    """Drafts × shapes × families × ends × batches × temperatures: in every run all drafts × shapes and all ends × batches ×
+    temperatures, the product in `make test-all`."""
     rig = rigs(lossless.bundle_of(family, draft), "onnxruntime")
     monkeypatch.setattr(rig.manifest.limits, "max_width", 32)
     lossless.matrix(rig.fresh(), draft, shape, end, together, temperature)
 
 
-@in_pairs(
+@each_value(
     there,
     family=FAMILIES,
     engine=ENGINES,
     draft=("early-exit", "imitation-attending", "prompt-lookup", "eagle", "vispec", "tree"),
 )
-def test_who_fails_fails_alone(rigs: Callable, family: str, engine: str, draft: str) -> None:
+def test_non_finite_sequence_fails_alone(rigs: Callable, family: str, engine: str, draft: str) -> None:
     lossless.one_ends(rigs(lossless.bundle_of(family, draft), engine), draft)
 
 
-@in_pairs(family=FAMILIES, threshold=(0.0, 0.3, 1.0))
+@each_value(family=FAMILIES, threshold=(0.0, 0.3, 1.0))
 def test_confidence_threshold(rigs: Callable, family: str, threshold: float) -> None:
     rig = rigs(family, "onnxruntime")
     request = rig.request(45)

@@ -10,13 +10,17 @@ import pytest
 from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.bundle.interfaces import DRAFT_LAYERS
 from vlmexport.runtime.bundle.plans import planned
+from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions
+from vlmexport.runtime.graphs.registry import draft_kinds
 
 from tests.support.rig import FAMILIES
 from tests.support.tiny_bundles import TinyBundle
 
 pytest.importorskip("tensorrt_rtx_libs")
+
+DRAFT_LAYERS = [name for name, kind in draft_kinds().items() if issubclass(kind.options, LayerOptions)]
+"""Draft kinds that are one layer with a cache of its own."""
 
 ATTENDING = ("segment", *DRAFT_LAYERS, "adaptor", "encoder", "vision")
 
@@ -50,7 +54,7 @@ def test_every_graph_gets_a_portable_plan(
         if info.role not in ("segment", "commit", *DRAFT_LAYERS):
             continue
         assert "write_indices" not in shapes
-        own = manifest.draft(info.role).cache if info.role in DRAFT_LAYERS else None
+        own = manifest.draft(info.role).options.own_cache if info.role in DRAFT_LAYERS else None
         heads, size = (own or decoder).num_kv_heads, (own or decoder).head_dim
         for layer in range(*(info.layers or (0, (own or decoder).num_layers))):
             for kind in ("key", "value"):

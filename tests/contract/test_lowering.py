@@ -22,6 +22,7 @@ from vlmexport.runtime.common.errors import ExportError
 from tests.support import lowered_runs
 from tests.support.lowered_runs import COMMIT, GARBAGE, PASSES, ran
 from tests.support.onnx_session import onnx_session
+from tests.support.pairs import fast
 from tests.support.rig import FAMILIES, RELATIVE
 from tests.support.tiny_bundles import TinyBundle
 
@@ -67,7 +68,7 @@ def test_every_graph_is_valid_and_of_listed_operators(
                 assert value.shape and cache.shape and list(value.shape)[1::2] == list(cache.shape)[1::2]
 
 
-@pytest.mark.parametrize("name", ALL)
+@fast(("name",), [(name,) for name in ALL], {(name,) for name in (*FAMILIES, "llama-two-cuts")})
 def test_every_graph_computes_the_same(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str
 ) -> None:

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from vlmexport.runtime.common.errors import DeviceError, NumericsError, PromptError
 from vlmexport.runtime.decoder import masks
+from vlmexport.runtime.decoder.commit import Commit
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.encoder import Encoder
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.exit_states import ExitStates
+from vlmexport.runtime.decoder.forward_passes import ForwardPasses
 from vlmexport.runtime.decoder.kv_cache import KVArena
 from vlmexport.runtime.decoder.masks import CausalMask, Seen
 from vlmexport.runtime.decoder.token_tree import TokenTree
@@ -35,6 +38,7 @@ from tests.support import skipped_mutants as skipped
 from tests.support import tensorrt_mutants as plans
 from tests.support import vispec_mutants as vispec
 from tests.support import vispec_sessions as sessions
+from tests.support.pairs import fast
 from tests.support.rig import Rig
 from tests.support.rows import ROWS
 from tests.support.wrong_verify import padded_with_0
@@ -88,21 +92,21 @@ def siblings_in_another_order(patch: Patch) -> None:
 
 def _before_every_pass(patch: Patch, change: Callable[[Any], None]) -> None:
     """`change(pass)` after the host wrote what a pass needs and before it runs, on the general way and the short one."""
-    run, short = Decoder._run, Decoder._chain_step
+    launch, short = ForwardPasses._launch, ForwardPasses._chain_step
 
-    def wrong(self: Any, prepared: Any) -> None:
-        change(prepared)
-        run(self, prepared)
+    def wrong(self: Any, forward_pass: Any) -> None:
+        change(forward_pass)
+        launch(self, forward_pass)
 
-    def wrong_step(self: Any, prepared: Any) -> Any:
-        calls = prepared.calls
-        prepared.calls = [SimpleNamespace(run=lambda: change(prepared)), *calls]
-        step = short(self, prepared)
-        prepared.calls = calls
+    def wrong_step(self: Any, forward_pass: Any) -> Any:
+        calls = forward_pass.calls
+        forward_pass.calls = [SimpleNamespace(run=lambda: change(forward_pass)), *calls]
+        step = short(self, forward_pass)
+        forward_pass.calls = calls
         return step
 
-    patch.setattr(Decoder, "_run", wrong)
-    patch.setattr(Decoder, "_chain_step", wrong_step)
+    patch.setattr(ForwardPasses, "_launch", wrong)
+    patch.setattr(ForwardPasses, "_chain_step", wrong_step)
 
 
 def zeroed_bias_in_the_tail(patch: Patch) -> None:
@@ -196,7 +200,7 @@ def siblings_visible(patch: Patch) -> None:
 
 def path_not_committed(patch: Patch) -> None:
     """The length moves, the rows of the path stay where the tree had them."""
-    patch.setattr(Decoder, "_commit", lambda self, moves, width: None)
+    patch.setattr(Commit, "_run", lambda self, moves, width: None)
 
 
 def pad_id_0_accepted(patch: Patch) -> None:
@@ -218,11 +222,11 @@ def stale_exit_rows(patch: Patch) -> None:
     saved: dict[int, np.ndarray] = {}
 
     def whole(self: Any, cut: int) -> Any:
-        buffer = self._exits[cut]
+        buffer = self.exits.buffers[cut]
         return buffer.view((buffer.nbytes // 4,), "float32")
 
     def remember(self: Any, width: int) -> None:
-        saved.update({cut: np.array(self.engine.read(whole(self, cut))) for cut in self._exits})
+        saved.update({cut: np.array(self.engine.read(whole(self, cut))) for cut in self.exits.buffers})
         begin(self, width)
 
     def stale(self: Any, cut: int, *rest: Any) -> None:
@@ -253,8 +257,8 @@ def last_draft_skips_the_trunk(patch: Patch) -> None:
 def rows_left_over_by_growth(patch: Patch) -> None:
     """The bound view grows, the rows stay in the old layout."""
 
-    def wrong(self: KVArena, rows: int) -> None:
-        self.rows = rows
+    def wrong(self: KVArena, cache_len: int) -> None:
+        self.cache_len = cache_len
 
     patch.setattr(KVArena, "_grow", wrong)
 
@@ -265,14 +269,14 @@ def source_padding_seen(patch: Patch) -> None:
 
     def wrong(self: Any, row: int, rows: Any) -> None:
         run(self, row, rows)
-        self.arena.lengths[: self.arena.batch] = [self.arena.rows] * self.arena.batch
+        self.arena.lengths[: self.arena.batch] = [self.arena.cache_len] * self.arena.batch
 
     patch.setattr(Encoder, "run", wrong)
 
 
 def earlier_batch_masks_kept(patch: Patch) -> None:
     """Masks of the source are made again only when the shape changes, not when the padding does."""
-    shape = property(lambda self: 1000 * self.arena.rows + self.arena.batch, lambda self, value: None)
+    shape = property(lambda self: 1000 * self.arena.cache_len + self.arena.batch, lambda self, value: None)
     patch.setattr(Encoder, "version", shape, raising=False)
 
 
@@ -280,9 +284,10 @@ def source_of_who_left_kept(patch: Patch) -> None:
     """The last sequence takes the place of one that leaves, its source does not."""
 
     def wrong(self: Any, row: int) -> None:
-        self._shift[row] = self._shift[self.arena.batch - 1]
+        offsets = self.passes.positions.offsets
+        offsets[row] = offsets[self.arena.batch - 1]
         self.arena.remove(row)
-        self._encoder.arena.batch -= 1
+        self.encoder.arena.batch -= 1
         self._moved = True
 
     patch.setattr(Decoder, "remove", wrong)
@@ -305,15 +310,15 @@ def numbers_of_who_failed_kept(patch: Patch) -> None:
 
 def batch_in_steps_of_one(patch: Patch) -> None:
     """Exit rows of a batch lie step after step; the tail takes them sequence after sequence."""
-    gather = Decoder._gather_exits
+    gather = ExitStates.gather
 
-    def wrong(self: Any, run: Any, cut: int, count: int) -> None:
-        gather(self, run, cut, count)
-        run.hidden[...] = (
-            run.hidden.reshape(count, run.batch, -1).transpose(1, 0, 2).copy().reshape(run.hidden.shape)
-        )
+    def wrong(self: Any, forward_pass: Any, cut: int, count: int) -> None:
+        gather(self, forward_pass, cut, count)
+        hidden = forward_pass.hidden
+        by_sequence = hidden.reshape(count, forward_pass.batch, -1).transpose(1, 0, 2)
+        hidden[...] = by_sequence.copy().reshape(hidden.shape)
 
-    patch.setattr(Decoder, "_gather_exits", wrong)
+    patch.setattr(ExitStates, "gather", wrong)
 
 
 def views_of_the_last_request_kept(patch: Patch) -> None:
@@ -927,34 +932,25 @@ CASES = [
 ]
 ONCE = {
     (name, mutant.families[turn % len(mutant.families)], list(mutant.guards)[turn % len(mutant.guards)])
-    for name, mutant in MUTANTS.items()
-    for turn in range(max(len(mutant.families), len(mutant.guards)))
+    for turn, (name, mutant) in enumerate(MUTANTS.items())
 }
-"""Each guard and each family of a mutant: what every run tries; `make test-all` has the product."""
+"""One guard of each mutant, families and guards in turn: what every run tries; `make test-all` has the product."""
 
 
-@pytest.mark.parametrize(
-    ("mutant", "family", "guard"),
-    [pytest.param(*case, marks=() if case in ONCE else pytest.mark.slow) for case in CASES],
-)
-def test_the_suite_catches(rigs: Callable, monkeypatch: Patch, mutant: str, family: str, guard: str) -> None:
+@fast(("mutant", "family", "guard"), CASES, ONCE)
+def test_mutant_is_killed(rigs: Callable, monkeypatch: Patch, mutant: str, family: str, guard: str) -> None:
     with monkeypatch.context() as patch:
         MUTANTS[mutant].plant(patch)
         with pytest.raises((AssertionError, *MUTANTS[mutant].refused_by)):
             MUTANTS[mutant].guards[guard](rigs, family)
 
 
-WITHOUT = {(family, guard) for _, family, guard in ONCE}
+GUARDS = sorted({(family, guard) for _, family, guard in CASES})
+GUARDS_ONCE = {(family, guard) for _, family, guard in ONCE}
 
 
-@pytest.mark.parametrize(
-    ("family", "guard"),
-    [
-        pytest.param(*case, marks=() if case in WITHOUT else pytest.mark.slow)
-        for case in sorted({(family, guard) for _, family, guard in CASES})
-    ],
-)
-def test_the_same_guards_pass_without_a_mutant(rigs: Callable, family: str, guard: str) -> None:
+@fast(("family", "guard"), GUARDS, GUARDS_ONCE)
+def test_guards_pass_without_a_mutant(rigs: Callable, family: str, guard: str) -> None:
     meant = [m.guards[guard] for m in MUTANTS.values() if family in m.families and guard in m.guards]
     for each in dict.fromkeys(meant):
         each(rigs, family)

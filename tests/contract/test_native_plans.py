@@ -17,7 +17,7 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
 
 from tests.support import tiny_models
-from tests.support.pairs import in_turn
+from tests.support.pairs import fast
 from tests.support.rig import FAMILIES
 from tests.support.tiny_bundles import BUNDLES, TinyBundle
 
@@ -35,7 +35,7 @@ def there(case: dict[str, Any]) -> bool:
     return STORED.get(BUNDLES[case["name"]].precision, case["precision"]) == case["precision"]
 
 
-@pytest.mark.parametrize("max_batch", [1, 4])
+@pytest.mark.parametrize("max_batch", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_weights_are_in_a_plan_once(tmp_path: Path, max_batch: int) -> None:
     """Of layers that are larger than their kernels, several in each plan; `max_batch` 1 is what most bundles for a robot have."""
     checkpoint = tiny_models.checkpoint(
@@ -60,7 +60,21 @@ def test_weights_are_in_a_plan_once(tmp_path: Path, max_batch: int) -> None:
         )
 
 
-@in_turn(there, name=FAMILIES, target=TARGETS, precision=PRECISIONS)
+CASES = [
+    case
+    for case in product(FAMILIES, TARGETS, PRECISIONS)
+    if there(dict(zip(("name", "target", "precision"), case, strict=True)))
+]
+EVERY_RUN = {
+    ("llama", "sm89", "fp16"),
+    ("vit-gpt2", "sm86", "bf16"),
+    ("llava-next", "sm89", "bf16"),
+    ("t5-float16", "sm86", "fp16"),
+}
+"""What every run builds; test_graphs.py builds others, test_lowered_plans.py portable ones."""
+
+
+@fast(("name", "target", "precision"), CASES, EVERY_RUN)
 def test_every_graph_gets_a_native_plan(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str, target: str, precision: str
 ) -> None:
@@ -72,22 +86,15 @@ def test_networks_with_attention_get_native_plans(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str
 ) -> None:
     bundle = copied(tiny_bundle(name), tmp_path)
-    assert any(draft.kind == "imitation" and draft.cache for draft in bundle.manifest.drafts)
+    assert any(draft.kind == "imitation" and draft.options.own_cache for draft in bundle.manifest.drafts)
     planned_in_full(bundle, "sm86", "fp16")
 
 
 SHIPPED = ("tiny-blip2-flant5", "tiny-vit-gpt2", "tiny-qwen2.5-vl")
-EVERY_RUN = ("tiny-qwen2.5-vl", "sm89", "bf16")
-"""What is built of them in every run; `test_tensorrt_plans.py` looks into plans of tiny-blip2-flant5."""
 
 
-@pytest.mark.parametrize(
-    ("name", "target", "precision"),
-    [
-        pytest.param(*case, marks=() if case == EVERY_RUN else pytest.mark.slow)
-        for case in product(SHIPPED, TARGETS, PRECISIONS)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "target", "precision"), [*product(SHIPPED, TARGETS, PRECISIONS)])
 def test_shipped_models_get_native_plans(tmp_path: Path, name: str, target: str, precision: str) -> None:
     """With all drafts that ship with them."""
     alias = find_alias(name)

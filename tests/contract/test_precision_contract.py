@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.session.session import Session
@@ -71,7 +71,7 @@ def requests(tiny: TinyBundle, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_what_is_bound_is_narrow(session: Session) -> None:
+def test_bound_buffers_are_narrow(session: Session) -> None:
     engine, manifest = session.decoder.engine, session.bundle.manifest
     assert engine.dtype("segment.0", "key_cache.0") == manifest.cache_dtype == "float16"
     assert engine.dtype("embed", "embedding_table") == "float16"
@@ -102,7 +102,7 @@ def _undecided(session: Session, request: dict[str, Any], found: list[int], expe
     """Where plain decoding left a near-tie; asserts that it did."""
     at = next(i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
     session.generate(**request, max_new_tokens=at + 1, speculative=False, ignore_eos=True)
-    second, best = np.partition(session.decoder.last_logits(), -2)[-2:]
+    second, best = np.partition(session.decoder.heads.last_logits(), -2)[-2:]
     assert best - second <= ULPS * np.spacing(np.float16(abs(best))), f"token {at}: {best - second} apart"
     return at
 

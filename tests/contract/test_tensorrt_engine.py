@@ -101,7 +101,7 @@ def test_entries_name_the_cuda_of_the_machine_that_built_them(
     ],
 )
 @pytest.mark.parametrize("step", ["load", "make an execution context of", "run"])
-def test_no_memory_names_what_helps(
+def test_out_of_memory_names_the_remedy(
     engine: Emulated, monkeypatch: pytest.MonkeyPatch, said: str, step: str
 ) -> None:
     def nothing(*arguments: Any) -> None:
@@ -171,7 +171,7 @@ def test_an_installed_library_is_chosen(planned: Bundle) -> None:
         ({"backend": "other"}, r"'plans\[0\].backend'.*tensorrt, tensorrt-rtx"),
     ],
 )  # fmt: skip
-def test_an_entry_that_is_none(planned: Bundle, fields: dict[str, Any], said: str) -> None:
+def test_invalid_plan_entry_is_refused(planned: Bundle, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(BundleError, match=said):
         Manifest.from_dict(changed(planned, **fields).manifest.to_dict())
 
@@ -199,7 +199,7 @@ def test_a_changed_file_never_reaches_tensorrt(planned: Bundle, tmp_path: Path) 
         engine.load("head")
 
 
-def test_what_tensorrt_cannot_load(engine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unloadable_plan_is_reported(engine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_checked_bytes", lambda plan: b"no plan")
     with pytest.raises(
         BundleError,
@@ -258,7 +258,7 @@ def test_devices(planned: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what it holds ---
 
 
-def test_everything_is_given_back(planned: Bundle, rigs: Callable) -> None:
+def test_all_memory_is_released(planned: Bundle, rigs: Callable) -> None:
     rig: Rig = rigs("llama", "tensorrt")
     request = rig.request(51)
     lossless.generate(rig, request, 20, proposer=lossless.DRAFTS["early-exit"](rig, ()), length=3)
@@ -293,7 +293,7 @@ def test_large_transfers_go_in_parts(engine: Emulated, monkeypatch: pytest.Monke
     assert np.array_equal(engine.read(view), values)
 
 
-def test_what_is_written_must_fit(engine: Emulated) -> None:
+def test_oversized_write_is_refused(engine: Emulated) -> None:
     view = engine.allocate("a", 16).view((4,), "float32")
     with pytest.raises(ValueError, match=r"a: wrote float64 \(4,\) into float32 \(4,\)"):
         engine.write(view, np.zeros(4))
@@ -511,12 +511,12 @@ def test_a_plan_that_allocates_is_not_captured(
 
 
 def test_a_shorter_session_binds_the_whole_cache(planned: Bundle) -> None:
-    from vlmexport.runtime.decoder.forward_pass import Decoder
+    from vlmexport.runtime.decoder.decoder import Decoder
 
     limits = planned.manifest.limits
     decoder = Decoder(Emulated(planned), planned.manifest, planned.tensor, max_length=20)
     assert decoder.max_length == 20
-    assert decoder.arena.rows == decoder.arena.capacity == limits.max_length + limits.max_width
+    assert decoder.arena.cache_len == decoder.arena.capacity == limits.max_length + limits.max_width
 
 
 def test_passes_are_timed_to_their_end(planned: Bundle) -> None:

@@ -15,15 +15,15 @@ from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.manifest_file import read_manifest
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, CapacityError, OptionError
-from vlmexport.runtime.decoder import forward_pass
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder import decoder as decoder_module
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 
 from tests.support import attending_rows
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
 from tests.support.engines.width_dependent import WidthDependent
 from tests.support.lossless import Bushy, Scripted, wrong_token
-from tests.support.pairs import in_pairs
+from tests.support.pairs import each_value
 from tests.support.tiny_bundles import TinyBundle
 
 WIDTH = 8
@@ -81,7 +81,7 @@ def foreseen(session: Session, way: str, tokens: list[int], ids: list[int]) -> l
     return found.tokens
 
 
-@in_pairs(family=FAMILIES, column=COLUMNS, way=tuple(WAYS))
+@each_value(family=FAMILIES, column=COLUMNS, way=tuple(WAYS))
 def test_drafts_change_no_token(
     tiny_bundle: Callable[[str], TinyBundle], family: str, column: str, way: str
 ) -> None:
@@ -91,7 +91,7 @@ def test_drafts_change_no_token(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_it_they_do(tiny_bundle: Callable[[str], TinyBundle], way: str) -> None:
+def test_without_verify_width_tokens_differ(tiny_bundle: Callable[[str], TinyBundle], way: str) -> None:
     """The engine is what the tests need."""
     with opened(tiny_bundle("llama-two-cuts"), width=None) as session:
         plain = plainly(session, prompt())
@@ -154,11 +154,12 @@ def _unpadded(name: str) -> Callable[[pytest.MonkeyPatch], None]:
         real = getattr(Decoder, name)
 
         def wrong(self: Any, *args: Any) -> Any:
-            width, self.verify_width = self.verify_width, None
+            passes = self.passes
+            width, passes.verify_width = passes.verify_width, None
             try:
                 return real(self, *args)
             finally:
-                self.verify_width = width
+                passes.verify_width = width
 
         patch.setattr(Decoder, name, wrong)
 
@@ -171,7 +172,7 @@ def growing_cache(patch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any, static: bool, **options: Any) -> KVArena:
         return KVArena(*args, **options)
 
-    patch.setattr(forward_pass, "KVArena", wrong)
+    patch.setattr(decoder_module, "KVArena", wrong)
 
 
 MUTANTS = {
@@ -184,7 +185,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_seeded_errors_are_seen(
+def test_seeded_errors_are_detected(
     tiny_bundle: Callable[[str], TinyBundle], monkeypatch: pytest.MonkeyPatch, mutant: str
 ) -> None:
     plant, way, length = MUTANTS[mutant]
@@ -203,8 +204,8 @@ def test_limits(tiny_bundle: Callable[[str], TinyBundle]) -> None:
     bundle = tiny_bundle("llama").bundle
     for width in (1, 21, True):
         with pytest.raises(OptionError, match=f"verify_width.*{width}"):
-            Session.load(bundle, verify_width=width)
-    with Session.load(bundle, verify_width=4) as session:
+            bundle.with_verify_width(width)
+    with Session.load(bundle.with_verify_width(4)) as session:
         assert session.bundle.manifest.verify_width == 4 and bundle.manifest.verify_width is None
         with pytest.raises(
             OptionError, match=r"draft_length: 4 is above 3 \(the session's verify_width is 4\)"
@@ -216,8 +217,8 @@ def test_limits(tiny_bundle: Callable[[str], TinyBundle]) -> None:
     assert Sizes.of_manifest(bundle.with_verify_width(4).manifest).verify_width == 4, (
         "what plans are tuned for"
     )
-    with Session.load(bundle.with_verify_width(4), verify_width=0) as session:
-        assert session.decoder.verify_width is None
+    with Session.load(bundle.with_verify_width(4).with_verify_width(0)) as session:
+        assert session.decoder.passes.verify_width is None
     with pytest.raises(BundleError, match=r"verify_width': 21 .*max_width \(20\)"):
         Manifest.from_dict({**read_manifest(bundle.path / "manifest.json"), "verify_width": 21})
 

@@ -20,7 +20,7 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp(request.param)
     with tarfile.open(HERE / f"{request.param}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    with Session.load(folder, threads=1, check="sha256") as session:
+    with Session.load(folder, check="sha256") as session:
         yield request.param, session
 
 

@@ -35,7 +35,7 @@ def captioner() -> Captioner:
     return open_captioner(MODEL)
 
 
-def test_what_ships_is_measured_of_what_ships(tmp_path: Path):
+def test_shipped_drafts_are_measured(tmp_path: Path):
     assert [f.name for f in shipped(MODEL)] == ["n3", "n6"]
     assert shipped(MODEL.parent / "drafts" / ".." / MODEL.name) == shipped(MODEL)
     assert shipped(tmp_path) == []

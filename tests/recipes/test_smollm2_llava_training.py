@@ -236,6 +236,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
     return [m.span() for m in re.finditer(r"\w+|[^\w\s]", text)]
 
 
+@pytest.mark.slow
 def test_a_resumed_vision_stage_is_the_uninterrupted_one(language, tmp_path):
     def run(work: str, **more) -> int:
         model = build_model(language, build_tokenizer(language), 0)
@@ -327,7 +328,7 @@ def test_rows_of_pictures_that_are_rendered_already_are_those_of_scenes(captione
     assert one.any() and np.array_equal(one, two)
 
 
-def test_where_every_layer_learns_the_projector_does(captioner):
+def test_projector_trains_with_all_layers(captioner):
     model = captioner.model
     learned = [n for n, _ in learning(model, frozen(model, 4))]
     model.requires_grad_(False)
@@ -386,6 +387,7 @@ def test_questions_and_captions_are_those_of_every_recipe(captioner):
     assert captioner_of("LlavaForConditionalGeneration") is SmolLlava
 
 
+@pytest.mark.slow
 def test_a_bundle_gives_the_tokens_of_the_model(folder, tmp_path):
     checkpoint = open_checkpoint(str(folder))
     assert family_for(checkpoint).name == "llava"

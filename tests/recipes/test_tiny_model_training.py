@@ -134,7 +134,7 @@ def test_rows_are_continued_after_an_interruption(captioner, tmp_path, monkeypat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.f16", "whole.f16"]
 
 
-def test_a_stop_is_heard_between_blocks_of_rows(captioner, tmp_path, monkeypatch):
+def test_stop_signal_is_handled_between_blocks(captioner, tmp_path, monkeypatch):
     monkeypatch.setattr(rows_module, "BLOCK", 3)
     asked = []
 
@@ -153,6 +153,7 @@ def test_a_stop_is_heard_between_blocks_of_rows(captioner, tmp_path, monkeypatch
     assert np.array_equal(continued, image_rows(tmp_path / "whole.f16", captioner, 0, TRAIN[:8]))
 
 
+@pytest.mark.slow  # trainings of other recipes are resumed in every run
 def test_a_resumed_training_is_the_uninterrupted_one(tmp_path):
     assert train(tmp_path / "one", 6, START, **SMALL) == 6
     assert train(tmp_path / "two", 6, START, stop_at=3, **SMALL) == 3
@@ -196,7 +197,7 @@ def test_one_training_a_folder(tmp_path):
         assert run.load() is None
 
 
-def test_a_torn_save_leaves_the_old_state(tmp_path, monkeypatch):
+def test_interrupted_save_keeps_the_old_state(tmp_path, monkeypatch):
     with LongRun(tmp_path, {"lr": 1.0}) as run:
         run.save({"step": 1})
 
@@ -282,7 +283,7 @@ def test_parts_of_a_text(captioner, tokenizer):
     assert token_parts(captioner, [1]) == ["style"]
 
 
-def test_musts_are_judged(captioner):
+def test_requirements_are_judged(captioner):
     limits = musts(captioner)
     good = {name: (low + min(high, low + 1)) / 2 for name, (low, high) in limits.items()}
     assert all(must["met"] for must in judged(good, limits).values())

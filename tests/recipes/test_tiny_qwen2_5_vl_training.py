@@ -27,7 +27,7 @@ from vlmexport.calibration.data.scenes.words import KINDS, LANES, NUMBERS, SIZES
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.common.tiny_models import tiny_model
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import Session
@@ -389,7 +389,7 @@ def test_a_roll_call_of_a_film_says_what_becomes_of_every_kind(tokenizer):
     assert seen == {"move", "appear", "leave", None}
 
 
-def test_what_is_drawn_ahead_by_other_processes_is_what_is_drawn_here(captioner):
+def test_prefetched_batches_equal_local_ones(captioner):
     batches = Batches(captioner, 0, 40, 30, 60, (3, 2, 2))
     here, there = drawn_ahead(batches.of_films, 6, 0), drawn_ahead(batches.of_films, 6, 2)
     for step in range(2, 5):
@@ -508,6 +508,7 @@ def _read_both(
         return encode(learned, pixels), encode(visual, pixels)
 
 
+@pytest.mark.slow  # trainings of other recipes are resumed in every run
 def test_a_resumed_training_is_the_uninterrupted_one(vision, taught, brief, tmp_path):
     assert LanguageStage(3, **SMALL).train(tmp_path / "one", tmp_path / "data", vision, taught) == 3
     assert (
@@ -540,6 +541,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(vision, taught, brief, tmp_
         LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", tmp_path / "data", vision, taught)
 
 
+@pytest.mark.slow  # trainings of other recipes are resumed in every run
 def test_the_last_stage_goes_on_from_a_training_and_is_resumed_alike(vision, taught, brief, tmp_path):
     data = tmp_path / "data"
     LanguageStage(2, **SMALL).train(tmp_path / "first", data, vision, taught)
@@ -673,6 +675,7 @@ def test_a_square_picture_of_any_size_has_64_rows(folder, side):
         assert torch.allclose(found["pixel_values"], ours, atol=1e-4)
 
 
+@pytest.mark.slow  # trainings of other recipes are resumed in every run
 def test_a_bundle_gives_the_tokens_of_the_model(folder, tmp_path):
     """A picture, two pictures and a film through build and run, as the recipe's own loop answers."""
     build_bundle(BuildRequest(model=str(folder), output=tmp_path / "bundle", parity=False))

@@ -19,8 +19,8 @@ from vlmexport.calibration.data.scenes import HELDOUT, TRAIN, render, sample_sce
 from vlmexport.calibration.data.scenes.dataset import model_picture
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.early_exit import EarlyExit
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime.common.errors import OptionError
 
@@ -87,7 +87,7 @@ def test_the_tower_gives_the_rows_of_the_model_it_was_taken_from(captioner, fold
     assert tuple(ours.shape[1:]) == captioner.shape
 
 
-def test_the_end_is_learned_and_the_padding_is_not(captioner):
+def test_end_token_is_learned_and_padding_is_not(captioner):
     """One token starts, ends and pads: only the one behind a text may be learned."""
     batch = Batches(captioner, 0, TRAIN[:40], 6).told(0)
     lengths = (batch.targets != IGNORED).sum(1)
@@ -179,6 +179,7 @@ def test_architectures_have_their_recipes():
         captioner_of("GPT2LMHeadModel")
 
 
+@pytest.mark.slow
 def test_drafts_of_a_captioner_learn_from_captions_only(folder, tmp_path, monkeypatch):
     """A prompt would be the beginning of a caption, so there is none, and there are no questions."""
     monkeypatch.setattr(tiny_drafts, "GenerationOptions", lambda longest: GenerationOptions(12))

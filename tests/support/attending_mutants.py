@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.device.draft_chain import Sent
-from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 from vlmexport.runtime.drafts.imitation.with_attention import Attending
 
@@ -60,7 +60,7 @@ def rejected_rows_seen(patch: Patch) -> None:
 
     def wrong(self: Any, starts: Any, width: int, own: Any) -> None:
         place(self, starts, width, own)
-        shape = (len(starts), 1, width, self._arena.rows)
+        shape = (len(starts), 1, width, self._arena.cache_len)
         mask = self._mask.host(shape)
         for row, start in enumerate(starts):
             mask[row, ..., : start + width + 2] = True
@@ -145,7 +145,7 @@ def rows_of_the_pass_before(patch: Patch) -> None:
     tapped = Decoder.hidden_after
 
     def wrong(self: Any, layer: int) -> Any:
-        self._due = None
+        self.exits.last_tail = (-1, 0, 0)
         return tapped(self, layer)
 
     patch.setattr(Decoder, "hidden_after", wrong)

@@ -29,7 +29,7 @@ class Watched(AdversarialProposer):
 
     def __init__(self, rig: Rig) -> None:
         draft = rig.manifest.draft(NAME)
-        assert draft is not None and draft.cache is not None
+        assert draft is not None and draft.options.own_cache is not None
         super().__init__(proposers.create(draft, rig.decoder), rig.manifest.text.vocab_size)
         self.name, self.compared, self._rig = "watched", 0, rig
         self._network: Any = rig.tiny.networks()[GRAPH]

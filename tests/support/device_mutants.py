@@ -9,20 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.text_layout import CONTEXT
 from vlmexport.runtime.common.errors import NumericsError
 from vlmexport.runtime.decoder.device import logits_processors
 from vlmexport.runtime.decoder.device.logits_processors import DeviceLogitsProcessors
-from vlmexport.runtime.decoder.device_cycle import ArgmaxResult, OnDevice
+from vlmexport.runtime.decoder.device_cycle import OnDevice
+from vlmexport.runtime.decoder.device_passes import DevicePasses
 from vlmexport.runtime.decoder.embedding import Embedding
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.forward_passes import ForwardPasses
 from vlmexport.runtime.decoder.kv_cache import KVArena
-from vlmexport.runtime.decoder.logits import TargetLogits
+from vlmexport.runtime.decoder.logits import ArgmaxResult, TargetLogits
+from vlmexport.runtime.decoder.positions import Positions
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.eagle.layer_pass import EaglePass
 from vlmexport.runtime.engines.base import DTYPES, View
 from vlmexport.runtime.engines.buffers import HostBuffer
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
+from vlmexport.runtime.graphs.text_layout import CONTEXT
 
 from tests.support import lossless
 from tests.support.engines import memory, recording_device
@@ -213,13 +215,14 @@ def stale_mask(patch: Patch) -> None:
 
 def write_beyond_the_buffer(patch: Patch) -> None:
     """The pass that fills the last row of the cache writes one further."""
-    run = Decoder._run
+    launch = ForwardPasses._launch
 
-    def wrong(self: Any, prepared: Any) -> None:
-        prepared.indices[prepared.indices + prepared.width == self.arena.capacity] += 1
-        run(self, prepared)
+    def wrong(self: Any, forward_pass: Any) -> None:
+        indices = forward_pass.indices
+        indices[indices + forward_pass.width == self.arena.capacity] += 1
+        launch(self, forward_pass)
 
-    patch.setattr(Decoder, "_run", wrong)
+    patch.setattr(ForwardPasses, "_launch", wrong)
 
 
 def buffer_too_small(patch: Patch) -> None:
@@ -306,24 +309,24 @@ def upload_reused(patch: Patch) -> None:
 
 def slots_of_the_last_pass(patch: Patch) -> None:
     """Passes of a cycle write where the one before the cycle wrote."""
-    made = OnDevice._pass
+    bind = DevicePasses.bind
 
-    def wrong(self: Any, run: Any, *args: Any) -> list[Any]:
-        mask, _slots, *calls = made(self, run, *args)
+    def wrong(self: Any, forward_pass: Any, *args: Any) -> list[Any]:
+        mask, _slots, *calls = bind(self, forward_pass, *args)
         return [mask, *calls]
 
-    patch.setattr(OnDevice, "_pass", wrong)
+    patch.setattr(DevicePasses, "bind", wrong)
 
 
 def mask_of_the_first_step(patch: Patch) -> None:
     """Every drafted token sees what the pending one sees."""
-    made = OnDevice._pass
+    bind = DevicePasses.bind
 
-    def wrong(self: Any, run: Any, up: Any, number: int, related: Any) -> list[Any]:
-        mask = made(self, run, up, 0, related)[0]
-        return [mask, *made(self, run, up, number, related)[1:]]
+    def wrong(self: Any, forward_pass: Any, up: Any, number: int, nodes: Any) -> list[Any]:
+        mask = bind(self, forward_pass, up, 0, nodes)[0]
+        return [mask, *bind(self, forward_pass, up, number, nodes)[1:]]
 
-    patch.setattr(OnDevice, "_pass", wrong)
+    patch.setattr(DevicePasses, "bind", wrong)
 
 
 def tokens_not_handed_on(patch: Patch) -> None:
@@ -339,7 +342,7 @@ def tokens_not_handed_on(patch: Patch) -> None:
 
 def positions_count_slots(patch: Patch) -> None:
     """Positions behind a picture go on with its number of rows, whatever its sides."""
-    patch.setattr(Decoder, "position_of", lambda self, slot, row=0: slot)
+    patch.setattr(Positions, "of_slot", lambda self, slot, batch_index=0: slot)
 
 
 def text_not_kept(patch: Patch) -> None:
@@ -490,15 +493,15 @@ def chain_told_in_another_order(patch: Patch) -> None:
 
 def programs_of_other_caches(patch: Patch) -> None:
     """Programs that were made for caches of another length are launched."""
-    cycle = OnDevice._cycle
+    program = OnDevice._program
 
     def wrong(self: Any, key: Any, make: Any) -> Any:
-        for made in self._made.values():
-            if key in made:
-                return made[key]
-        return cycle(self, key, make)
+        for programs in self._programs.values():
+            if key in programs:
+                return programs[key]
+        return program(self, key, make)
 
-    patch.setattr(OnDevice, "_cycle", wrong)
+    patch.setattr(OnDevice, "_program", wrong)
 
 
 def best_of_the_row_before(patch: Patch) -> None:

@@ -53,7 +53,7 @@ def scratch_rows_seen(patch: Patch) -> None:
     """The slots in which the last tree grew are still in sight."""
 
     def change(self: Any, batch: int, width: int) -> None:
-        mask = self._mask.host((batch, 1, width, self.arena.rows))
+        mask = self._mask.host((batch, 1, width, self.arena.cache_len))
         for row in range(batch):
             mask[row, ..., : self._indices.host((batch,))[row] + width + 2] = True
 
@@ -64,8 +64,8 @@ def siblings_seen(patch: Patch) -> None:
     """A node that grows sees every node before it."""
 
     def change(self: Any, batch: int, width: int) -> None:
-        mask = self._mask.host((batch, 1, width, self.arena.rows))
-        slots = np.arange(self.arena.rows)
+        mask = self._mask.host((batch, 1, width, self.arena.cache_len))
+        slots = np.arange(self.arena.cache_len)
         for row in range(batch):
             mask[row] = slots <= self._indices.host((batch,))[row] + np.arange(width)[:, None]
 

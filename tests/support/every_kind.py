@@ -14,7 +14,7 @@ from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.run import source_for
 from vlmexport.calibration.training.trainer import Trainer
-from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.runtime.session.session import Session
 
 from tests.support.training_targets import TRAINED

@@ -38,7 +38,7 @@ class GraphRunner:
     ) -> dict[str, np.ndarray]:
         """One run; inputs with a dot in their name are passed in `feeds`."""
         if graph not in self.sessions:
-            self.sessions[graph] = onnx_session(self.bundle.graph_path(graph))
+            self.sessions[graph] = onnx_session(self.bundle.path / self.bundle.manifest.graphs[graph].file)
         session = self.sessions[graph]
         assert {i.name for i in session.get_inputs()} == {
             v.name for v in self.bundle.manifest.graphs[graph].inputs

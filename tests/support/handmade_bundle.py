@@ -85,6 +85,7 @@ def _add_interfaces(data: dict[str, Any]) -> dict[str, Any]:
         name: None if data[name] is None else part.parse(data[name], name) for name, part in parts.items()
     }
     made["compute_dtype"] = made["cache_dtype"] = "float32"
+    made["drafts"] = []
     made["tensors"] = {"embedding_table": TensorInfo.parse(data["tensors"]["embedding_table"], "")}
     for graph in data["graphs"].values():
         if graph["role"] == "vision":

@@ -29,6 +29,7 @@ from vlmexport.runtime.speedup.stats import Stats
 from tests.support.oracle import NEVER, Request
 from tests.support.rig import Rig
 from tests.support.tiny_bundles import ATTENDING, BUNDLES
+from tests.support.toy_heads import without_tree
 
 LENGTHS = (1, 2, 3, 5, 8, 16)
 LIMITS = (1, 2, 3, 40)
@@ -129,7 +130,7 @@ def _bundled(kind: str) -> Callable[[Rig, Items[int]], Any]:
 def _attending(rig: Rig, truth: Items[int]) -> Any:
     """The imitation network with attention, which bundles of two cuts have."""
     draft = rig.manifest.draft(f"imitation@{ATTENDING}")
-    assert draft is not None and draft.cache is not None
+    assert draft is not None and draft.options.own_cache is not None
     return proposers.create(draft, rig.decoder)
 
 
@@ -150,8 +151,8 @@ def _branching(tree: bool) -> Callable[[Rig, Items[int]], Any]:
 
     def make(rig: Rig, truth: Items[int]) -> Any:
         draft = next(d for d in rig.manifest.drafts if d.kind == "medusa")
-        assert draft.tree is not None
-        proposer = proposers.create(draft if tree else replace(draft, tree=None), rig.decoder)
+        assert draft.options.static_tree is not None
+        proposer = proposers.create(draft if tree else without_tree(draft), rig.decoder)
         proposer.nodes = NODES  # type: ignore[attr-defined]
         return proposer
 
@@ -186,6 +187,11 @@ def fits(family: str, draft: str) -> bool:
 def runs_on(engine: str, draft: str) -> bool:
     """Whether an engine of the contract table has such a draft: plans cannot share the target's weights."""
     return draft != "draft-and-verify" or not engine.startswith("tensorrt")
+
+
+def drafts_of(bundle: str, engine: str) -> list[str]:
+    """Names in `DRAFTS` of what a bundle has and an engine of the contract table runs."""
+    return [name for name in DRAFTS if fits(bundle, name) and runs_on(engine, name)]
 
 
 def _wrong(rig: Rig, truth: Items[int]) -> Any:
@@ -419,10 +425,9 @@ def batch(rig: Rig, draft: str, together: int, count: int) -> None:
     """Requests of a batch get what each gets alone: greedy ones equal `generate`, sampled ones their own stream."""
     made: dict[str, Any] = {}
     asked, wanted = [], []
-    names = [draft]
-    if draft in MIXED:
-        names = [name for name in DRAFTS if fits(rig.tiny.name, name) and runs_on(rig.column, name)]
-    for number in range(count):
+    names = [draft] if draft not in MIXED else drafts_of(rig.tiny.name, rig.column)
+    drafting = 0
+    for number in range(max(count, len(names) + len(names) // 5 + 1)):
         request = rig.request(60 + number, 1 + 3 * number % 17)
         limit, eos = 5 + 7 * number % 23, ()
         truth = rig.oracle.greedy(request, 30)
@@ -434,9 +439,10 @@ def batch(rig: Rig, draft: str, together: int, count: int) -> None:
             want = rig.oracle.greedy(request, limit, eos[0])
         else:
             want = truth[:limit]
-        name = names[number % len(names)]
         proposer = None
         if number % 6 != 5:  # some decode plainly beside the others
+            name = names[drafting % len(names)]
+            drafting += 1
             # Drafts of a bundle serve all their sequences together; scripts know one output.
             proposer = (
                 made.setdefault(name, DRAFTS[name](rig, ())) if name in SHARED else DRAFTS[name](rig, truth)
@@ -444,6 +450,7 @@ def batch(rig: Rig, draft: str, together: int, count: int) -> None:
         length = 0 if proposer is None else LENGTHS[number % 4]
         asked.append(Ask(request, limit, proposer, length, eos, sampling))
         wanted.append(want)
+    assert drafting >= len(names), "every draft has a turn"
     for number, (run, want) in enumerate(zip(generate_batch(rig, asked, together), wanted, strict=True)):
         assert run.tokens == want, (
             f"{draft}, {together} together, request {number}: {run.tokens}, wanted {want}"
@@ -541,7 +548,7 @@ def one_ends(rig: Rig, draft: str) -> None:
             nonlocal cycles
             cycles += 1
             if cycles == 2:
-                encoder = rig.decoder._encoder
+                encoder = rig.decoder.encoder
                 for arena in (rig.decoder.arena, *([] if encoder is None else [encoder.arena])):
                     for layer in range(len(arena.keys)):
                         for view in arena.view(layer, place, 1):

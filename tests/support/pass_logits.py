@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.base import Prepared

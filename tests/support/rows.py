@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from vlmexport.runtime import drafts as proposers
 from vlmexport.runtime.common.errors import CapacityError, OptionError, PromptError
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.layer_skip_options import skipped_by
 from vlmexport.runtime.drafts.medusa.static_tree import grow, within
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speculative.sequence import Sequence, SequenceLimits
@@ -29,6 +29,7 @@ from tests.support.oracle import Request
 from tests.support.rig import Rig, close
 from tests.support.skipped_oracle import drafted
 from tests.support.tiny_bundles import BUNDLES
+from tests.support.toy_heads import without_tree
 from tests.support.vispec_oracle import behind
 
 RigFor = Callable[[str], Rig]
@@ -232,10 +233,10 @@ def medusa(rig_for: RigFor, family: str) -> None:
         rig.decoder.accept_all(trees, paths)
     ids, values = heads_say(rig, requests[0], want[0][: len(sequences[0].tokens)])
     (found,) = proposer.propose(sequences[:1], [Budget(7, 2)])
-    assert asked.tree is not None
-    parents, depths, ranks = within(asked.tree, Budget(7, 2))
+    assert asked.options.static_tree is not None
+    parents, depths, ranks = within(asked.options.static_tree, Budget(7, 2))
     assert found.tokens[1:] == ids[depths, ranks].tolist() and len(found) == 8
-    likeliest = proposers.create(replace(asked, tree=None), rig.decoder)
+    likeliest = proposers.create(without_tree(asked), rig.decoder)
     rig.join(
         requests[0],
         alone := Sequence(rig.first_ids(requests[0]), SequenceLimits(9), Stats(), proposer=likeliest),
@@ -279,7 +280,7 @@ def draft_and_verify(rig_for: RigFor, family: str) -> None:
         for (sequence, length), tree in zip(drafting, proposed, strict=True):
             behind = drafted(
                 rig.oracle,
-                asked.skipped,
+                skipped_by(rig.manifest),
                 requests[sequence.batch_index],
                 want[sequence.batch_index][: len(sequence.tokens)],
                 length,
@@ -340,7 +341,8 @@ def goes_on(rig: Rig, kind: str, oracle: Callable[..., Growing]) -> None:
     asked = next(draft for draft in rig.manifest.drafts if draft.kind == kind)
     proposer = proposers.create(asked, rig.decoder)
     network = rig.tiny.networks()[kind]
-    assert asked.ranks == 10
+    ranks = asked.to_dict()["ranks"]
+    assert ranks == 10
     requests = [rig.request(seed, length) for seed, length in ((52, 5), (53, 11), (54, 8))]
     want = [rig.oracle.greedy(request, 48) for request in requests]
     sequences = [
@@ -364,7 +366,7 @@ def goes_on(rig: Rig, kind: str, oracle: Callable[..., Growing]) -> None:
         for i, (tree, budget) in enumerate(zip(proposed, budgets, strict=True)):
             layer = oracle(rig, network, requests[i], sequences[i].tokens)
             assert tree.tokens[0] == sequences[i].tokens[-1]
-            assert paths_of(tree) == layer.paths(budget, asked.ranks), f"sequence {i}, {budget}"
+            assert paths_of(tree) == layer.paths(budget, ranks), f"sequence {i}, {budget}"
         trees, paths = verified(rig, requests, want, sequences, keep)
         for i, sequence in enumerate(sequences):
             token = want[i][len(sequence.tokens) + len(paths[i])]
@@ -388,7 +390,7 @@ def goes_on(rig: Rig, kind: str, oracle: Callable[..., Growing]) -> None:
     proposer.end(sequences[0])
     (found,) = proposer.propose(sequences[2:], [Budget(7, 3)])
     layer = oracle(rig, network, requests[2], sequences[2].tokens)
-    assert paths_of(found) == layer.paths(Budget(7, 3), asked.ranks), "in the place of one that left"
+    assert paths_of(found) == layer.paths(Budget(7, 3), ranks), "in the place of one that left"
 
 
 @row

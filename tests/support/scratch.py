@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 
 from tests.support.engines.emulated import Asked
@@ -15,8 +15,8 @@ from tests.support.engines.recording_device import RecordingDevice
 def spoil_scratch(decoder: Decoder, device: RecordingDevice | Asked) -> None:
     """From now on the device overwrites what `decoder` has given up, as soon as it has."""
     arenas = [decoder.arena]
-    if decoder._encoder is not None:
-        arenas.append(decoder._encoder.arena)
+    if decoder.encoder is not None:
+        arenas.append(decoder.encoder.arena)
 
     def spoil(arena: KVArena, row: int, lengths: Sequence[int]) -> None:
         if lengths:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.bundle.interfaces import kept_attention
-from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.decoder import Decoder
+from vlmexport.runtime.drafts.layer_skip_options import kept_attention
 
 Patch = pytest.MonkeyPatch
 

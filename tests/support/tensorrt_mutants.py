@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from vlmexport.runtime.engines.device import _Captured
 from vlmexport.runtime.engines.kv_append_kernels import Appending
-from vlmexport.runtime.engines.tensorrt import TensorRTEngine, _BoundCall, _Loaded
+from vlmexport.runtime.engines.tensorrt import TensorRTEngine
+from vlmexport.runtime.engines.tensorrt_context import BoundContext
+from vlmexport.runtime.engines.tensorrt_plan import LoadedPlan
 
 from tests.support import gpu_mutants as gpu
 from tests.support import lossless
@@ -48,7 +50,7 @@ def aliases_not_compared(patch: Patch) -> None:
 
 def context_of_a_graph(patch: Patch) -> None:
     """All calls of one graph share an execution context."""
-    made = _Loaded.context
+    made = LoadedPlan.context
     contexts: dict[int, Any] = {}
 
     def wrong(self: Any, sizes: Any, views: Any, stream: int) -> Any:
@@ -60,12 +62,12 @@ def context_of_a_graph(patch: Patch) -> None:
             context.set_input_shape(name, views[name].shape)
         return context
 
-    patch.setattr(_Loaded, "context", wrong)
+    patch.setattr(LoadedPlan, "context", wrong)
 
 
 def first_profile_always(patch: Patch) -> None:
     """Every call takes the profile of prompts."""
-    patch.setattr(_Loaded, "_profile", lambda self, sizes: 0)
+    patch.setattr(LoadedPlan, "_profile", lambda self, sizes: 0)
 
 
 def activations_freed(patch: Patch) -> None:
@@ -74,7 +76,7 @@ def activations_freed(patch: Patch) -> None:
     def wrong(self: Any, memory: Any) -> None:
         self._context.set_device_memory(memory.address, memory.nbytes)
 
-    patch.setattr(_BoundCall, "use", wrong)
+    patch.setattr(BoundContext, "use", wrong)
 
 
 def activations_too_small(patch: Patch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from vlmexport.runtime.bundle.manifest import DraftInfo
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.medusa.medusa import Medusa
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Engine, View
@@ -103,10 +105,14 @@ class ToyWithHeads(ToyDecoder):
 
 def medusa(decoder: ToyWithHeads, heads: int, ranks: int, tree: list[int] | None = None) -> Medusa:
     """The proposer; it still has to see the prompt (`begin_with`)."""
-    draft: Any = SimpleNamespace(
-        name="medusa", graphs={"medusa": "medusa"}, heads=heads, ranks=ranks, tree=tree
-    )
-    return Medusa(draft, decoder)  # type: ignore[arg-type]
+    options = {"heads": heads, "ranks": ranks, "tree": tree}
+    entry = {"name": "medusa", "kind": "medusa", "graphs": {"medusa": "medusa"}, **options}
+    return Medusa(DraftInfo.parse(entry, "draft"), decoder)  # type: ignore[arg-type]
+
+
+def without_tree(draft: DraftInfo) -> DraftInfo:
+    """Medusa's draft, which then grows trees by its own probabilities."""
+    return replace(draft, options=replace(draft.options, tree=None))  # type: ignore[call-arg]
 
 
 def begin_with(proposer: Medusa, decoder: ToyWithHeads, request: Request) -> None:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from vlmexport.runtime import Session
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions
 from vlmexport.runtime.drafts.eagle.vispec import Vispec
 from vlmexport.runtime.families.base import Prepared
 from vlmexport.runtime.images.synthetic import synthetic_image
@@ -48,7 +49,7 @@ class Watched:
         returns how many there were."""
         rig, prepared, proposals = self.rig, self.prepared[-1], self.proposals
         network, draft = rig.tiny.networks()["vispec"], rig.manifest.draft("vispec")
-        assert draft is not None and draft.ranks is not None
+        assert draft is not None and isinstance(draft.options, LayerOptions) and draft.options.ranks
         text = rig.oracle.text
         embed, table = text.get_input_embeddings(), text.lm_head.weight
         rows = [
@@ -71,7 +72,7 @@ class Watched:
                 pictures.append((int(prepared.image_positions[done]), list(frames)))
                 done += view.num_embeds
             layer = VispecOracle(network, embed, table, features, ids, pictures)
-            assert paths_of(tree) == layer.paths(budget, draft.ranks), f"behind {tokens}"
+            assert paths_of(tree) == layer.paths(budget, draft.options.ranks), f"behind {tokens}"
         count = len(proposals)
         proposals.clear()
         return count

@@ -70,13 +70,13 @@ def load_captions(
             return
         if described and key not in captions:
             raise ValueError(f"no annotation has image_id {key!r}")
-        found = tuple(captions.get(key, ()))
+        texts = tuple(captions.get(key, ()))
         yield Record(
             str(key),
             prompt,
             picture(folder / name, problems.inside),
-            found[0] if found else None,
-            references=found,
+            texts[0] if texts else None,
+            references=texts,
         )
 
     return collect(path, "images", images, record, problems)

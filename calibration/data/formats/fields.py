@@ -16,7 +16,7 @@ TASK = None
 
 def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     """One record per row of a .json, .jsonl, .csv or .tsv. Raises OptionError where the map names no request."""
-    found = FieldMap.of({name: value for name, value in arguments.options.items() if name in NAMES})
-    if not (found.prompt or found.image or found.video):
+    field_map = FieldMap.of({name: value for name, value in arguments.options.items() if name in NAMES})
+    if not (field_map.prompt or field_map.image or field_map.video):
         raise OptionError("fields: the map names no request; give prompt=FIELD, image=FIELD or video=FIELD")
-    return load_mapped(arguments, found, prompt, problems)
+    return load_mapped(arguments, field_map, prompt, problems)

@@ -59,8 +59,8 @@ def _parted(line: str) -> tuple[str, str]:
     """(file name, caption) of a line; ValueError for another layout."""
     name, tab, caption = line.partition("\t")
     if not tab:
-        found = next(csv.reader([line]))
-        name, caption = found[0], ",".join(found[1:])
+        fields = next(csv.reader([line]))
+        name, caption = fields[0], ",".join(fields[1:])
     name = name.strip()
     head, mark, number = name.rpartition("#")
     if tab and mark and number.isdecimal():

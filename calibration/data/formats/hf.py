@@ -38,11 +38,11 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     source = str(Path(source).resolve()) if is_folder(Path(source)) else source
     config, split = options.get("config", ""), options.get("split", "train")
     talk = options.get("conversations")
-    found = FieldMap.of({name: value for name, value in options.items() if name in _MAPPED})
-    if not (talk or found.prompt or found.image):
+    field_map = FieldMap.of({name: value for name, value in options.items() if name in _MAPPED})
+    if not (talk or field_map.prompt or field_map.image):
         raise OptionError("hf: nothing says what is asked; give prompt=, image= or conversations=COLUMN")
     rows = open_rows(source, config, split)
-    column = found.image
+    column = field_map.image
     for name in filter(None, (talk, column)):
         if name not in rows.names:
             raise OptionError(f"hf:{source} has no column {name!r:.60}; it has {', '.join(rows.names)}")
@@ -61,7 +61,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
         if talk:
             yield from turn_records(str(number), {"conversations": row.get(talk)}, image)
         else:
-            one = mapped(replace(found, image=None), number, row, Path(), prompt, None)
+            one = mapped(replace(field_map, image=None), number, row, Path(), prompt, None)
             yield replace(one, image=image)
 
     return gather(((f"hf:{source}[{split}]: row {n}", row) for n, row in enumerate(rows)), record, problems)

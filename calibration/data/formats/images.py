@@ -35,5 +35,5 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     def record(number: int, path: Path) -> Iterator[Record]:
         yield Record(str(path.relative_to(folder)), prompt, picture(path, problems.inside))
 
-    found = sorted(p for p in folder.rglob("*") if is_picture(p))
-    return gather(((str(path), path) for path in found), record, problems)
+    paths = sorted(p for p in folder.rglob("*") if is_picture(p))
+    return gather(((str(path), path) for path in paths), record, problems)

@@ -51,11 +51,11 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
 
 def _mapping(path: Path, problems: Problems) -> dict[str, str]:
     """Name of the file by vidN."""
-    found = {}
+    files = {}
     for number, line in enumerate(read_lines(path), 1):
         parts = line.split()
         if len(parts) == 2:
-            found[parts[1]] = parts[0]
+            files[parts[1]] = parts[0]
         elif parts:
             problems.report(f"{path}:{number}", f"{line!r:.80} is not 'NAME vidN'")
-    return found
+    return files

@@ -37,7 +37,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
 
     def record(number: int, entry: Any) -> Iterator[Record]:
         image = identifier(entry, "image_id")
-        found, history = (
+        image_ref, history = (
             _picture(folder, split, image, problems.inside),
             [("user", INTRODUCTION), ("assistant", text(entry, "caption"))],
         )
@@ -52,7 +52,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
                 right = None if one.get("gt_index") is None else number_below(one, "gt_index", len(choices))
                 made.append(
                     Record(
-                        f"{image}-{place}", question, found, answer, history=tuple(history),
+                        f"{image}-{place}", question, image_ref, answer, history=tuple(history),
                         references=(answer,) if answer else (), choices=choices, choice=right,
                     )
                 )  # fmt: skip
@@ -62,7 +62,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
                     Record(
                         f"{image}-{place}",
                         question,
-                        found,
+                        image_ref,
                         answer,
                         history=tuple(history),
                         references=references,
@@ -83,5 +83,5 @@ def _pooled(pool: list[Any], entry: Any, name: str) -> str:
 def _picture(folder: Path, split: str, image: int | str, inside: Path | None) -> ImageRef:
     number = f"{int(image):012d}" if str(image).isdecimal() else str(image)
     own = folder / f"VisualDialog_{split}_{number}.jpg"
-    found = [own, *(coco_picture(folder, name, image, inside) for name in ("train2014", "val2014"))]
-    return picture(next((path for path in found if is_file(path, inside)), own), inside)
+    candidates = [own, *(coco_picture(folder, name, image, inside) for name in ("train2014", "val2014"))]
+    return picture(next((path for path in candidates if is_file(path, inside)), own), inside)

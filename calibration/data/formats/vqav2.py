@@ -43,8 +43,8 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
         if notes is not None and key not in answers:
             raise ValueError(f"{notes} has no annotation of question_id {key!r}")
         common, told = answers.get(key, (None, ()))
-        found = picture(coco_picture(folder, subtype, image, problems.inside), problems.inside)
-        yield Record(str(key), question, found, common, references=told)
+        image_ref = picture(coco_picture(folder, subtype, image, problems.inside), problems.inside)
+        yield Record(str(key), question, image_ref, common, references=told)
 
     return collect(path, "questions", questions, record, problems)
 
@@ -60,15 +60,15 @@ def coco_picture(folder: Path, subtype: str, image: int | str, inside: Path | No
 
 def _answers(path: Path, problems: Problems) -> dict[int | str, tuple[str | None, tuple[str, ...]]]:
     """(most frequent answer, None where it is blank; all answers) by question."""
-    found = {}
+    answers = {}
     for number, entry in enumerate(listed(read_json(path), path, "annotations", "VQA v2's annotations")):
         try:
             told = tuple(_said(one, "answer") for one in items(entry, "answers"))
             common = _said(entry, "multiple_choice_answer") or None
-            found[identifier(entry, "question_id")] = common, told
+            answers[identifier(entry, "question_id")] = common, told
         except ValueError as error:
             problems.report(f"{path}: annotations[{number}]", str(error))
-    return found
+    return answers
 
 
 def _said(entry: Any, name: str) -> str:

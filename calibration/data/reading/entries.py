@@ -16,18 +16,18 @@ Make = Callable[[int, Any], Iterable[Record]]
 
 def listed(document: Any, path: Path, name: str, form: str) -> list[Any]:
     """The list `name` (with points: inside of objects) of a document. Raises OptionError where there is none."""
-    found = inside(document, name)
-    if not isinstance(found, list):
+    entries = inside(document, name)
+    if not isinstance(entries, list):
         raise OptionError(f"{path} has no list {name!r}: not the layout of {form}")
-    return found
+    return entries
 
 
 def inside(document: Any, name: str) -> Any:
     """What stands at `name` of a document, with points inside of objects, for "" the document; None where nothing does."""
-    found = document
+    value = document
     for part in filter(None, name.split(".")):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def collect(path: Path, name: str, entries: Iterable[Any], make: Make, problems: Problems) -> list[Record]:

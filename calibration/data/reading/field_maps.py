@@ -64,7 +64,7 @@ NAMES = tuple(FieldMap.__dataclass_fields__)
 
 def load_mapped(
     arguments: Arguments,
-    found: FieldMap,
+    field_map: FieldMap,
     prompt: str,
     problems: Problems,
     wanted: Callable[[Any, dict[str, Any]], bool] = lambda key, row: True,
@@ -83,14 +83,20 @@ def load_mapped(
         key, row = entry
         if wanted(key, fields(row)):
             yield mapped(
-                found.of_row(row) if unanswered else found, key, row, folder, prompt, problems.inside, frames
+                field_map.of_row(row) if unanswered else field_map,
+                key,
+                row,
+                folder,
+                prompt,
+                problems.inside,
+                frames,
             )
 
-    return gather(table_rows(path, found.rows, problems), record, problems)
+    return gather(table_rows(path, field_map.rows, problems), record, problems)
 
 
 def mapped(
-    found: FieldMap,
+    field_map: FieldMap,
     key: Any,
     row: Any,
     folder: Path,
@@ -101,19 +107,19 @@ def mapped(
     """One row as a record, its picture `inside` of a folder (`places.py`); ValueError naming the field that is missing or of
     another type."""
     fields(row)
-    answers = tuple(_told(row, found.answers)) if found.answers else ()
-    if found.answer and (value := value_at(row, found.answer)) is not None:
-        answer = _plain(value, found.answer)
+    answers = tuple(_told(row, field_map.answers)) if field_map.answers else ()
+    if field_map.answer and (value := value_at(row, field_map.answer)) is not None:
+        answer = _plain(value, field_map.answer)
         answers = answers or (answer,)
     else:
         answer = answers[0] if answers else None
-    choices = tuple(_told(row, found.choices)) if found.choices else ()
-    choice = _chosen(row, found.choice, choices) if found.choice and choices else None
+    choices = tuple(_told(row, field_map.choices)) if field_map.choices else ()
+    choice = _chosen(row, field_map.choice, choices) if field_map.choice and choices else None
     if choice is not None and answer is None:
         answer = choices[choice]
     return Record(
-        filled(found.key, key, row), filled(found.prompt, key, row) if found.prompt else prompt,
-        _seen(found, key, row, folder, inside, frames), answer,
+        filled(field_map.key, key, row), filled(field_map.prompt, key, row) if field_map.prompt else prompt,
+        _seen(field_map, key, row, folder, inside, frames), answer,
         references=answers or ((answer,) if answer else ()), choices=choices, choice=choice,
     )  # fmt: skip
 
@@ -123,23 +129,23 @@ def filled(template: str, key: Any, row: Any) -> str:
     if not LEAF.search(template):
         template = f"{{{template}}}"
 
-    def value(found: re.Match[str]) -> str:
-        if found[1] == "#":
+    def value(match: re.Match[str]) -> str:
+        if match[1] == "#":
             return str(key)
-        return "" if (one := value_at(row, found[1])) is None else _plain(one, found[1])
+        return "" if (one := value_at(row, match[1])) is None else _plain(one, match[1])
 
     return checked_text(template, LEAF.sub(value, template).strip())
 
 
 def value_at(row: Any, path: str) -> Any:
     """The value at a path with points; ValueError where there is none. None where it is null."""
-    found = row
+    value = row
     for part in path.split("."):
-        if not isinstance(found, dict) or part not in found:
-            have = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__
+        if not isinstance(value, dict) or part not in value:
+            have = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
             raise ValueError(f"no field {path!r:.60}; it has {have:.200}")
-        found = found[part]
-    return found
+        value = value[part]
+    return value
 
 
 def table_rows(path: Path, rows: str, problems: Problems) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -154,11 +160,11 @@ def table_rows(path: Path, rows: str, problems: Problems) -> Iterator[tuple[str,
     if path.suffix in (".csv", ".tsv"):
         yield from _separated(path, "\t" if path.suffix == ".tsv" else ",", problems)
         return
-    found = inside(read_json(path), rows)
-    if isinstance(found, list):
-        yield from ((f"{path}: {rows}[{number}]", (number, row)) for number, row in enumerate(found))
-    elif isinstance(found, dict):
-        yield from ((f"{path}: {rows}[{key!r:.80}]", (key, row)) for key, row in found.items())
+    table = inside(read_json(path), rows)
+    if isinstance(table, list):
+        yield from ((f"{path}: {rows}[{number}]", (number, row)) for number, row in enumerate(table))
+    elif isinstance(table, dict):
+        yield from ((f"{path}: {rows}[{key!r:.80}]", (key, row)) for key, row in table.items())
     else:
         raise OptionError(
             f"{path} has no rows {f'at {rows!r}' if rows else 'at its top'}: give a list or an object"
@@ -200,17 +206,17 @@ class Row:
 
 
 def _seen(
-    found: FieldMap, key: Any, row: Any, folder: Path, inside: Path | None, frames: int | None
+    field_map: FieldMap, key: Any, row: Any, folder: Path, inside: Path | None, frames: int | None
 ) -> ImageRef | None:
-    if found.video:
-        return video_file(folder / filled(found.video, key, row), frames, inside)
-    if not found.image:
+    if field_map.video:
+        return video_file(folder / filled(field_map.video, key, row), frames, inside)
+    if not field_map.image:
         return None
     # A row without a picture has null in its field; a template around it would name a file all the same.
-    used = LEAF.findall(found.image) or [found.image]
+    used = LEAF.findall(field_map.image) or [field_map.image]
     if any(name != "#" and value_at(row, name) in (None, "") for name in used):
         return None
-    return picture(folder / filled(found.image, key, row), inside)
+    return picture(folder / filled(field_map.image, key, row), inside)
 
 
 def _told(row: Any, path: str) -> Iterator[str]:
@@ -221,12 +227,12 @@ def _told(row: Any, path: str) -> Iterator[str]:
         )
         return
     head, each, inner = path.partition("[]")
-    found = value_at(row, head)
-    if isinstance(found, str) and not each:
-        found = [found]
-    if not isinstance(found, list) or not found:
-        raise ValueError(f"field {head!r} is {found!r:.80}, not a list with something in it")
-    for one in found:
+    value = value_at(row, head)
+    if isinstance(value, str) and not each:
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"field {head!r} is {value!r:.80}, not a list with something in it")
+    for one in value:
         yield _plain(value_at(one, inner.removeprefix(".")) if inner else one, path)
 
 

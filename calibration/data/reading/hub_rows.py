@@ -13,8 +13,8 @@ from PIL import Image
 
 from ....runtime.common.errors import ImageError, OptionError
 from ....runtime.common.optional_deps import need_extra
+from ....runtime.common.paths import is_file
 from ....runtime.images.load import load_image
-from .places import is_file
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Rows:
     def picture(self, row: int, column: str) -> dict[str, Any] | None:
         """`bytes` or `path` of a row's picture, of a list the only one; None where there is none. ValueError for several."""
         stored = self.pictures[column][row].column(0).to_pylist()[0]
-        found = [one for one in (stored if isinstance(stored, list) else [stored]) if one]
-        if len(found) > 1:
-            raise ValueError(f"column {column!r} holds {len(found)} pictures, and a record has one")
-        return found[0] if found else None
+        pictures = [one for one in (stored if isinstance(stored, list) else [stored]) if one]
+        if len(pictures) > 1:
+            raise ValueError(f"column {column!r} holds {len(pictures)} pictures, and a record has one")
+        return pictures[0] if pictures else None
 
 
 @functools.lru_cache(maxsize=4)
@@ -55,18 +55,18 @@ def open_rows(source: str, config: str, split: str) -> Rows:
     saved = Path(source) / "dataset_dict.json", Path(source) / "state.json"
     try:
         opened = _saved if any(map(is_file, saved)) else _published
-        found = opened(source, config, split)
+        dataset = opened(source, config, split)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OptionError(f"hf:{source} cannot be opened: {reason:.200}") from error
     pictures = [
         name
-        for name, feature in found.features.items()
+        for name, feature in dataset.features.items()
         if isinstance(getattr(feature, "feature", feature), datasets.Image)
     ]
     return Rows(
-        found.column_names, len(found), found.remove_columns(pictures),
-        {name: found.select_columns([name]).with_format("arrow") for name in pictures},
+        dataset.column_names, len(dataset), dataset.remove_columns(pictures),
+        {name: dataset.select_columns([name]).with_format("arrow") for name in pictures},
     )  # fmt: skip
 
 
@@ -74,8 +74,8 @@ def _saved(source: str, config: str, split: str) -> Any:
     """Of what `save_to_disk` wrote: several splits, or one, which then has whatever name it is asked for."""
     import datasets
 
-    found: Any = datasets.load_from_disk(source)
-    parts = found if isinstance(found, datasets.DatasetDict) else {_split_names(split)[0]: found}
+    dataset: Any = datasets.load_from_disk(source)
+    parts = dataset if isinstance(dataset, datasets.DatasetDict) else {_split_names(split)[0]: dataset}
     _check_splits(source, split, parts)
     wanted = datasets.ReadInstruction.from_spec(split).to_absolute(
         {name: len(p) for name, p in parts.items()}

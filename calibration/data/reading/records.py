@@ -50,7 +50,7 @@ class ImageRef:
 
             return read_picture(*self.row)
         if self.scene is not None:
-            from ..scenes.load import SHOWN
+            from ..scenes.pictures import SHOWN
 
             return SHOWN[self.shown](*self.scene)
         return load_image(str(self.file))
@@ -96,7 +96,7 @@ class ImageRef:
             and len(scene) == 2
             and all(type(v) is int and 0 <= v < 1 << 63 for v in scene)
         ):
-            from ..scenes.load import SHOWN
+            from ..scenes.pictures import SHOWN
 
             shown = value.get("shown", "picture")
             if shown in SHOWN:
@@ -223,14 +223,14 @@ class Problems:
     def __init__(self, strict: bool, limit: int | None = None, inside: Path | None = None) -> None:
         """`inside`: the folder that pictures and videos have to lie in, links followed (`places.py`)."""
         self.strict, self.limit, self.inside = strict, limit, inside
-        self.found: list[str] = []
+        self.lines: list[str] = []
 
     def report(self, where: str, what: str) -> None:
         """Notes one bad record. Raises InputError when strict."""
         line = f"{_line(where, 400)}: {_line(what, 600)}"
         if self.strict:
             raise InputError(f"{line} (without --strict it would be skipped)")
-        self.found.append(line)
+        self.lines.append(line)
         print(f"skipped {line}", file=sys.stderr)
 
     def tell(self, line: str) -> None:

@@ -131,9 +131,9 @@ def load_conversations(
     def record(number: int, entry: Any) -> Iterator[Record]:
         unread.see(fields(entry), known)
         key = f"{number}-{entry.get('id', '')}"
-        found = list(turn_records(key, entry, picture_of(entry)))
-        yield from found[:1] if turns == "first" else found
+        records = list(turn_records(key, entry, picture_of(entry)))
+        yield from records[:1] if turns == "first" else records
 
-    found = collect(path, "", document, record, problems)
+    records = collect(path, "", document, record, problems)
     unread.tell(problems)
-    return found
+    return records

@@ -50,10 +50,10 @@ class Unread:
             if name in read:
                 if name in TURNS and isinstance(value, list):
                     turns = (turn for turn in value if isinstance(turn, dict))
-                    found = {
+                    fields = {
                         f"{name}[].{field}" for turn in turns for field in turn if field not in OF_A_TURN
                     }
-                    self._fields.update(found)
+                    self._fields.update(fields)
             elif name not in NAMES and value not in (None, "", [], {}):
                 self._fields[name] += 1
 

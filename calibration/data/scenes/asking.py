@@ -89,16 +89,16 @@ def answer_value(kind: str, text: str) -> str | None:
     if kind in ("left", "right"):
         return "nothing" if "nothing" in words else named_object(words)
     if kind == "lane":
-        found = {value for phrase, value in _LANE_OF.items() if phrase in text}
+        values = {value for phrase, value in _LANE_OF.items() if phrase in text}
     elif kind in ("pattern", "exists"):
-        found = set(words) & {"yes", "no"}
+        values = set(words) & {"yes", "no"}
     elif kind == "light":
-        found = set(words) & {"left", "right"}
+        values = set(words) & {"left", "right"}
     else:
         table = {"colour": {c: c for c in COLOURS}, "size": _SIZE_OF, "table": _TABLE_OF, "wall": _WALL_OF}
         table = table.get(kind, _NUMBER_OF)
-        found = {table[w] for w in words if w in table}
-    return found.pop() if len(found) == 1 else None
+        values = {table[w] for w in words if w in table}
+    return values.pop() if len(values) == 1 else None
 
 
 def named_object(words: Collection[str]) -> str | None:
@@ -111,7 +111,7 @@ def _facts(scene: Scene, rng: np.random.Generator) -> list[_Fact]:
     """Everything that can be asked; a kind is named only where it is unique."""
     objects = scene.objects
     kinds = [o.kind for o in objects]
-    found = [
+    facts = [
         _Fact("count", "", "", str(len(objects))),
         _Fact("striped", "", "", str(sum(o.pattern == "striped" for o in objects))),
         _Fact("light", "", "", scene.light),
@@ -130,16 +130,16 @@ def _facts(scene: Scene, rng: np.random.Generator) -> list[_Fact]:
         for name, at in (("left", place - 1), ("right", place + 1)):
             beside = objects[at] if 0 <= at < len(objects) else None
             values[name] = f"{beside.colour} {beside.kind}" if beside else "nothing"
-        found += [_Fact(kind, item.kind, "", value) for kind, value in values.items()]
+        facts += [_Fact(kind, item.kind, "", value) for kind, value in values.items()]
     pairs = {(o.colour, o.kind) for o in objects}
     some = objects[int(rng.integers(len(objects)))]
-    found.append(_Fact("exists", some.kind, some.colour, "yes"))
+    facts.append(_Fact("exists", some.kind, some.colour, "yes"))
     # What is absent shares the colour or the kind with something that is there, or the question is too easy.
     absent = [(o.colour, k) for o in objects for k in KINDS] + [(c, o.kind) for o in objects for c in COLOURS]
     absent = [pair for pair in absent if pair not in pairs]
     colour, kind = absent[int(rng.integers(len(absent)))]
-    found.append(_Fact("exists", kind, colour, "no"))
-    return found
+    facts.append(_Fact("exists", kind, colour, "no"))
+    return facts
 
 
 def _worded(fact: _Fact, pen: Pen) -> Asked:

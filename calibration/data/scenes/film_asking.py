@@ -35,24 +35,24 @@ def ask_film(film: Film, variant: int = 0) -> Asked:
 def film_facts(film: Film) -> dict[tuple[str, str], str]:
     """All that can be asked of a film: (type of the question, kind that it names, "" for none) to the value of its
     answer."""
-    found: dict[tuple[str, str], str] = {}
+    facts: dict[tuple[str, str], str] = {}
     for name, kind in _OF_KIND.items():
         happened = [e for e in film.events if e.kind == kind]
         # On a full table nothing more can appear, or have left: one frame would tell that nothing did.
         if len(happened) == 1 or (not happened and (kind == "move" or free_place(film.scene) is not None)):
-            found[name, ""] = name_of(film, happened[0].place) if happened else "nothing"
+            facts[name, ""] = name_of(film, happened[0].place) if happened else "nothing"
     kinds = [item.kind for item in film.scene.objects]
     for event in film.events:
         item = film.scene.objects[event.place]
         if event.kind == "move" and kinds.count(item.kind) == 1:
-            found["path", item.kind] = f"{item.lane}>{event.lane}"
+            facts["path", item.kind] = f"{item.lane}>{event.lane}"
     start, end = film.places(0), film.places(film.count - 1)
-    found["change", ""] = str(len(end) - len(start))
-    found["remain", ""] = str(len(set(start) & set(end)))
+    facts["change", ""] = str(len(end) - len(start))
+    facts["remain", ""] = str(len(set(start) & set(end)))
     if len(film.events) > 1:
         for name, event in (("first", film.events[0]), ("last", film.events[-1])):
-            found[name, ""] = f"{event.kind} {name_of(film, event.place)}"
-    return found
+            facts[name, ""] = f"{event.kind} {name_of(film, event.place)}"
+    return facts
 
 
 def film_answer_value(kind: str, text: str) -> str | None:
@@ -62,15 +62,15 @@ def film_answer_value(kind: str, text: str) -> str | None:
     if kind == "path":
         return route_of(text)
     if kind == "change":
-        found = {str(number) for number, phrase in CHANGES.items() if phrase in text}
+        values = {str(number) for number, phrase in CHANGES.items() if phrase in text}
     elif kind == "remain":
-        found = {_NUMBER_OF[word] for word in words if word in _NUMBER_OF}
+        values = {_NUMBER_OF[word] for word in words if word in _NUMBER_OF}
     elif kind in ("first", "last"):
         deed, name = deed_of(text), named_object(words)
         return f"{deed} {name}" if deed and name else None
     else:
         return "nothing" if "nothing" in words else named_object(words)
-    return found.pop() if len(found) == 1 else None
+    return values.pop() if len(values) == 1 else None
 
 
 def _worded(film: Film, kind: str, subject: str, value: str, pen: Pen) -> Asked:

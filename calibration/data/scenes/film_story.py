@@ -89,8 +89,8 @@ def score_story(text: str, film: Film) -> StoryScore:
 
 def total_story(scores: Iterable[StoryScore]) -> float:
     """Right facts of several stories over all of theirs."""
-    found = list(scores)
-    return sum(s.right for s in found) / max(1, sum(s.facts for s in found))
+    all_scores = list(scores)
+    return sum(s.right for s in all_scores) / max(1, sum(s.facts for s in all_scores))
 
 
 def name_of(film: Film, place: int) -> str:
@@ -120,15 +120,15 @@ def read_story(text: str) -> tuple[list[ParsedObject], list[tuple[str, str, str]
 
 def deed_of(clause: str) -> str | None:
     """The kind of event that a clause tells of; None for none, or for several."""
-    found = {kind for kind, words in DEEDS.items() if any(re.search(rf"\b{w}\b", clause) for w in words)}
-    return found.pop() if len(found) == 1 else None
+    kinds = {kind for kind, words in DEEDS.items() if any(re.search(rf"\b{w}\b", clause) for w in words)}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def route_of(text: str) -> str | None:
     """ "0>2" for a text that names two lanes, from the back to the front."""
     spots = {name.split()[-1]: lane for lane, names in enumerate(SPOTS) for name in names}
-    found = [spots[word] for word in re.findall(r"\w+", text) if word in spots]
-    return f"{found[0]}>{found[1]}" if len(found) == 2 else None
+    lanes = [spots[word] for word in re.findall(r"\w+", text) if word in spots]
+    return f"{lanes[0]}>{lanes[1]}" if len(lanes) == 2 else None
 
 
 def _where(film: Film, event: Event) -> str:

@@ -33,8 +33,8 @@ def measure_floor(
     Args:
         length: tokens of a text, the end token included.
     """
-    found = [(told.nats, length(told.text)) for s in scenes for told in (tell(s, v) for v in variants)]
-    nats, tokens = sum(n for n, _ in found), sum(t for _, t in found)
+    samples = [(told.nats, length(told.text)) for s in scenes for told in (tell(s, v) for v in variants)]
+    nats, tokens = sum(n for n, _ in samples), sum(t for _, t in samples)
     rate = nats / tokens
-    spread = sum((n - rate * t) ** 2 for n, t in found)
-    return Floor(len(found), tokens, rate, math.sqrt(spread) / tokens)
+    spread = sum((n - rate * t) ** 2 for n, t in samples)
+    return Floor(len(samples), tokens, rate, math.sqrt(spread) / tokens)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-from PIL import Image
 
 from ....runtime.common.errors import OptionError
-from ....runtime.images.video import Video
 from ...common import help_texts
 from ..reading.records import ImageRef, Record
 from .asking import DESCRIBE, Asked, ask
 from .caption import tell
-from .dataset import PICTURE
-from .film import RATE, sample_film
+from .film import sample_film
 from .film_asking import ask_film
 from .film_story import DESCRIBE_FILM, tell_film
 from .pair import ask_pair, sample_pair
-from .render import render
-from .scene import HELDOUT, TRAIN, VALIDATION, Scene, sample_scene
+from .scene import HELDOUT, TRAIN, VALIDATION, sample_scene
 
 _SPLITS = {"train": TRAIN, "validation": VALIDATION, "heldout": HELDOUT}
 _DEFAULT_COUNT = 4000
@@ -40,20 +34,20 @@ def load_scenes(text: str, form: str = "scenes") -> list[Record]:
     if split not in _SPLITS:
         raise OptionError(f"unknown split {split!r} of scenes; choose one of {', '.join(_SPLITS)}")
     span = _SPLITS[split]
-    found: dict[str, int | None] = dict.fromkeys(("count", "offset", "seed", "variant"))
+    options: dict[str, int | None] = dict.fromkeys(("count", "offset", "seed", "variant"))
     for place, part in enumerate(parts):
         name, equals, value = part.partition("=")
         if not equals and place == 0:
             name, value = "count", part
         if not part and place == 0:  # `scenes:train:` has always meant the default
             continue
-        if name not in found or not value.isdecimal() or len(value) > 9:
+        if name not in options or not value.isdecimal() or len(value) > 9:
             raise OptionError(f"scenes:{text}: {part!r} is no part of scenes:{help_texts.SCENES}")
-        if found[name] is not None:
+        if options[name] is not None:
             raise OptionError(f"scenes:{text}: {name} is given twice")
-        found[name] = int(value)
-    offset, seed, variant = (found[name] or 0 for name in ("offset", "seed", "variant"))
-    count = min(_DEFAULT_COUNT, len(span) - offset) if found["count"] is None else found["count"]
+        options[name] = int(value)
+    offset, seed, variant = (options[name] or 0 for name in ("offset", "seed", "variant"))
+    count = min(_DEFAULT_COUNT, len(span) - offset) if options["count"] is None else options["count"]
     if not 0 < count <= len(span) - offset:
         raise OptionError(
             f"scenes:{text}: the count must be a number in 1..{max(0, len(span) - offset)}, the scenes after the offset"
@@ -101,17 +95,6 @@ def _asked(asked: Asked, shown: str, seed: int, index: int, variant: int) -> Rec
     seen = ImageRef(scene=(seed, index), shown=shown)
     return Record(key, asked.text, seen, asked.answer, references=(asked.answer,))
 
-
-def _drawn(scene: Scene) -> Image.Image:
-    return Image.fromarray(render(scene, PICTURE))
-
-
-SHOWN: dict[str, Callable[[int, int], Any]] = {
-    "picture": lambda seed, index: _drawn(sample_scene(seed, index)),
-    "pair": lambda seed, index: [_drawn(scene) for scene in sample_pair(seed, index).scenes],
-    "film": lambda seed, index: Video([_drawn(scene) for scene in sample_film(seed, index).frames], RATE),
-}
-"""What is seen of the scene (seed, index): its picture, the pair of pictures of that number, or the film."""
 
 FORMS: dict[str, Callable[[int, int, int], Record]] = {
     "scenes": _caption,

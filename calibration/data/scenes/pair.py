@@ -97,28 +97,28 @@ def ask_pair(pair: Pair, variant: int = 0) -> Asked:
 def pair_facts(pair: Pair) -> dict[tuple[str, str, str, str], str]:
     """All that can be asked: (type of the question, the colour, kind and other kind that it names) to the value of its
     answer. Which types a change allows is such that no answer to any is the usual one."""
-    found: dict[tuple[str, str, str, str], str] = {}
+    facts: dict[tuple[str, str, str, str], str] = {}
     names = [[(o.colour, o.kind) for o in scene.objects] for scene in pair.scenes]
     kinds = [[kind for _, kind in list_] for list_ in names]
     item = pair.scenes[pair.swapped].objects[pair.place]
     if pair.change != "mirrored" and all(k.count(item.kind) <= 1 for k in kinds):
-        found["differs", "", "", ""] = item.kind
+        facts["differs", "", "", ""] = item.kind
     if pair.change in ("missing", "lane"):
-        found["fuller", "", "", ""] = _which(len(kinds[0]) > len(kinds[1]), len(kinds[1]) > len(kinds[0]))
+        facts["fuller", "", "", ""] = _which(len(kinds[0]) > len(kinds[1]), len(kinds[1]) > len(kinds[0]))
     # What is in neither shares its colour with one object and its kind with another.
     mixed = [(c, k) for c, _ in names[0] for _, k in names[0] if (c, k) not in names[0] + names[1]]
     changed = [name for name in names[0] + names[1] if name not in names[0] or name not in names[1]]
     for colour, kind in [*(changed or names[0]), *mixed[:2]]:
-        found["holds", colour, kind, ""] = _which((colour, kind) in names[0], (colour, kind) in names[1])
+        facts["holds", colour, kind, ""] = _which((colour, kind) in names[0], (colour, kind) in names[1])
     common = [k for k in kinds[0] if kinds[0].count(k) == kinds[1].count(k) == 1]
     if pair.change in ("mirrored", "lane"):
         for one, other in permutations(common, 2):
-            found["beside", "", one, other] = _which(*(k.index(one) < k.index(other) for k in kinds))
+            facts["beside", "", one, other] = _which(*(k.index(one) < k.index(other) for k in kinds))
     if pair.change == "colour" and item.kind in common:
         for name, scene in zip(("first", "second"), pair.scenes, strict=True):
             colour = next(o.colour for o in scene.objects if o.kind == item.kind)
-            found[f"colour in {name}", "", item.kind, ""] = colour
-    return found
+            facts[f"colour in {name}", "", item.kind, ""] = colour
+    return facts
 
 
 def pair_answer_value(kind: str, text: str) -> str | None:
@@ -128,8 +128,8 @@ def pair_answer_value(kind: str, text: str) -> str | None:
         named = named_object([*words, next(iter(COLOURS))])  # it names no colour
         return named.split()[1] if named else None
     table = {c: c for c in COLOURS} if kind.startswith("colour") else _WHICH_OF
-    found = {table[word] for word in words if word in table}
-    return found.pop() if len(found) == 1 else None
+    values = {table[word] for word in words if word in table}
+    return values.pop() if len(values) == 1 else None
 
 
 def every_pair_text() -> Collection[str]:

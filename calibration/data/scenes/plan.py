@@ -107,8 +107,8 @@ _REST = re.compile(rf"which leaves ({'|'.join(NUMBERS.values())})|({'|'.join(NUM
 
 def split_plan(text: str) -> tuple[str, str]:
     """A caption before its plan, and the plan ("" where there is none)."""
-    found = _START.search(text)
-    return (text[: found.start()], text[found.start() :]) if found else (text, "")
+    match = _START.search(text)
+    return (text[: match.start()], text[match.start() :]) if match else (text, "")
 
 
 def check_plan(text: str, told: Scene) -> PlanCheck:

@@ -28,8 +28,8 @@ _HELPERS = ("told", "words")
 
 def names() -> list[str]:
     """Names of all tasks; nothing is imported."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name.replace("_", "-") for name in found if name not in _HELPERS)
+    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name.replace("_", "-") for name in modules if name not in _HELPERS)
 
 
 def open_task(name: str) -> Task:

@@ -91,8 +91,8 @@ def score(told: Sequence[Told]) -> Score:
 def plain_words(texts: Texts) -> dict[int, list[str]]:
     """Words in small letters, punctuation left out."""
     return {
-        i: [" ".join(re.findall(r"\w+(?:['’]\w+)*", text.lower())) for text in found]
-        for i, found in texts.items()
+        i: [" ".join(re.findall(r"\w+(?:['’]\w+)*", text.lower())) for text in captions]
+        for i, captions in texts.items()
     }
 
 
@@ -137,10 +137,12 @@ def _treebank(texts: Texts) -> dict[int, list[str]]:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     # A text without words would be an empty line at the end, which the tokenizer's output has not.
-    wrapped = {i: [{"caption": text or "."} for text in found] for i, found in texts.items()}
+    wrapped = {i: [{"caption": text or "."} for text in captions] for i, captions in texts.items()}
     split = PTBTokenizer().tokenize(wrapped)
     # It looks at no exit status: of a Java that fails it makes one empty text.
-    if {i: len(found) for i, found in split.items()} != {i: len(found) for i, found in texts.items()}:
+    if {i: len(captions) for i, captions in split.items()} != {
+        i: len(captions) for i, captions in texts.items()
+    }:
         given, wanted = (sum(map(len, each.values())) for each in (split, texts))
         raise ValueError(f"it gave {given} of {wanted} texts; does `java -version` work?")
     return split
@@ -149,8 +151,8 @@ def _treebank(texts: Texts) -> dict[int, list[str]]:
 def _bleu(references: Texts, answers: Texts) -> dict[str, float]:
     from pycocoevalcap.bleu.bleu import Bleu
 
-    found, _ = Bleu(4).compute_score(references, answers, verbose=0)
-    return {f"BLEU-{n}": float(value) for n, value in enumerate(found, 1)}
+    scores, _ = Bleu(4).compute_score(references, answers, verbose=0)
+    return {f"BLEU-{n}": float(value) for n, value in enumerate(scores, 1)}
 
 
 def _scorer(module: str, name: str, references: Texts, answers: Texts) -> float:

@@ -109,10 +109,10 @@ _CONTRACTED = [
 
 def _short_forms() -> dict[str, str]:
     """Each contraction without one of its apostrophes."""
-    found = {"somebody'd": "somebodyd"}
+    forms = {"somebody'd": "somebodyd"}
     for word in _CONTRACTED:
-        found |= {word[:at] + word[at + 1 :]: word for at, mark in enumerate(word) if mark == "'"}
-    return found
+        forms |= {word[:at] + word[at + 1 :]: word for at, mark in enumerate(word) if mark == "'"}
+    return forms
 
 
 _SHORT = _short_forms()

@@ -35,9 +35,9 @@ def score(told: Sequence[Told]) -> Score:
     if not judged:
         return Score("yes-no", 0, len(told), left_out={"accuracy": "no record has an answer"})
     values, both, right, total = {}, [], [], 0.0
-    for category, found in pictures.items():
-        questions = [hit for hits in found.values() for hit in hits]
-        pairs = [all(hits) for hits in found.values()]
+    for category, answers in pictures.items():
+        questions = [hit for hits in answers.values() for hit in hits]
+        pairs = [all(hits) for hits in answers.values()]
         values[category] = 100 * (sum(questions) / len(questions) + sum(pairs) / len(pairs))
         total += values[category]
         both += pairs
@@ -55,9 +55,9 @@ def _sums(values: Mapping[str, float]) -> tuple[dict[str, float], tuple[str, ...
     """The sums that papers print, and which of them lack categories."""
     sums, notes = {}, []
     for group, categories in GROUPS.items():
-        found = [values[category] for category in categories if category in values]
-        if found:
-            sums[group] = sum(found)
-        if 0 < len(found) < len(categories):
-            notes.append(f"{group} is the sum of {len(found)} of its {len(categories)} categories")
+        present = [values[category] for category in categories if category in values]
+        if present:
+            sums[group] = sum(present)
+        if 0 < len(present) < len(categories):
+            notes.append(f"{group} is the sum of {len(present)} of its {len(categories)} categories")
     return sums, tuple(notes)

@@ -14,8 +14,10 @@ from ....runtime.common.errors import ExportError, OptionError
 from .files import draft_name
 
 if TYPE_CHECKING:
-    from ...families.common.base import Family, GraphSpec
+    from ....runtime.bundle.manifest import DraftInfo
+    from ...families.common.base import Family
     from ...families.common.layer_skip import Sublayers
+    from ...families.common.parts import GraphSpec
     from ...graphs.weights import WeightRef, WeightStore
     from ...parity.capture import Captured
 
@@ -152,6 +154,8 @@ class DraftKind(ABC):
     """Whether a search makes those folders, out of what the target has, in place of training."""
     has_layer: ClassVar[bool]
     """Whether its drafts branch off the decoder after a layer, which is a cut of the bundle."""
+    forms: ClassVar[tuple[str, ...]] = ()
+    """Formats of others, of `early_checks.FORMS`, that its drafts can be written in."""
     draft_length: ClassVar[int] = 5
     """Tokens per cycle where it is a bundle's default and the request names no number."""
 
@@ -166,6 +170,10 @@ class DraftKind(ABC):
     def skipping(self, skip: Sublayers) -> Draft:
         """The draft that leaves out these sublayers of the target. OptionError for a kind that leaves out none."""
         raise OptionError(f"--skip-attention and --skip-mlp are not for {self.name}; leave them out")
+
+    def left_out(self, draft: DraftInfo) -> Sublayers | None:
+        """What a draft of a manifest leaves out of the target, for a kind of which the manifest says all; else None."""
+        return None
 
     def recognises(self, folder: Path) -> bool:
         """Whether `folder` holds a draft of this kind in somebody else's format, which `load` reads too."""

@@ -34,7 +34,7 @@ from .files import (
 if TYPE_CHECKING:
     from ...families.common.base import Family
     from ...graphs.weights import WeightStore
-    from ..eagle.speculators_format import Verifier
+    from .verifier import Verifier
 
 WIDEST = 1 << 17
 """Largest width of a decoder that is believed."""
@@ -162,11 +162,17 @@ class TrainedDraft(Draft):
             )
 
     def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """(`config.json`, tensors) of the draft in the format `form` of `export.FORMS`, for that target. ExportError where
+        """(`config.json`, tensors) of the draft in the format `form` of `early_checks.FORMS`, for that target. ExportError where
         the format has no place for it."""
+        from .. import kinds_written_as
+
         raise ExportError(
-            f"the format {form!r} has no place for a draft of kind {self.kind!r}, only for eagle and eagle3"
+            f"the format {form!r} has no place for a draft of kind {self.kind!r}, only for {kinds_written_as(form)}"
         )
+
+    def export_notices(self, family: Family) -> list[str]:
+        """Lines for the user where those who read such a checkpoint compute otherwise than the draft was trained."""
+        return []
 
     def entry(self, weights_dtype: str) -> dict[str, Any]:
         return super().entry(weights_dtype) | {"weights_dtype": self.precision or weights_dtype}

@@ -1,1 +1,1 @@
-"""Drafts with a decoder layer of their own: EAGLE, EAGLE-3, ViSpec."""
+"""Drafts with a layer of their own that goes on from the target's features (EAGLE), and what they share."""

@@ -17,16 +17,18 @@ import numpy as np
 
 from ..common.base import Run
 from ..common.published import PublishedKind, rotary_notices
+from ..common.verifier import Verifier
 from . import eagle_checkpoint
 from .eagle_network import EagleConfig, EagleNetwork
 from .layer_draft import LayerDraft, traced_layer
-from .speculators_format import Verifier, model_type, of_verifier, read_eagle
+from .speculators_format import SPECULATORS, model_type, of_verifier, read_eagle
 from .speculators_format import eagle_checkpoint as as_speculators
 
 if TYPE_CHECKING:
     import torch
 
-    from ...families.common.base import Family, GraphSpec
+    from ...families.common.base import Family
+    from ...families.common.parts import GraphSpec
     from ...graphs.traced_module import Template
     from ...graphs.weights import WeightStore
     from ...parity.capture import Captured
@@ -64,6 +66,18 @@ class EagleDraft(LayerDraft):
     def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         return as_speculators(self.network, verifier)
 
+    def export_notices(self, family: Family) -> list[str]:
+        own = self.network.config
+        theirs, size = family.rotary_base or 10000.0, family.decoder.head_dim
+        kind = (family.language.config.rope_parameters or {}).get("rope_type", "default")
+        if (theirs, kind, size) == (own.rope_theta, "default", own.head_dim):
+            return []
+        return [
+            f"this layer's rotary positions have base {own.rope_theta:g} and {own.head_dim} units, as config.json says; the class "
+            f"EagleSpeculator of speculators takes the model's ({kind}, base {theirs:g}, {size} units), and fails or gives "
+            "other logits there"
+        ]
+
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]
     ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
@@ -77,6 +91,7 @@ class EagleKind(PublishedKind):
     name = EagleDraft.kind
     title = "a layer with its own keys and values that goes on from the last features"
     draft_length = 3
+    forms = (SPECULATORS,)
     draft = EagleDraft
 
     def is_published(self, folder: Path) -> bool:

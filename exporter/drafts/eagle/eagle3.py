@@ -19,15 +19,17 @@ from ....runtime.common.errors import ExportError
 from ..common.base import Run
 from ..common.draft_tensors import DraftTensors
 from ..common.published import PublishedKind, rotary_notices
+from ..common.verifier import Verifier
 from . import eagle3_checkpoint
 from .eagle3_network import ROWS, Eagle3Config, Eagle3Network
 from .layer_draft import LayerDraft, traced_layer
-from .speculators_format import Verifier, model_type, of_verifier
+from .speculators_format import SPECULATORS, model_type, of_verifier
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ...families.common.base import Family, GraphSpec
+    from ...families.common.base import Family
+    from ...families.common.parts import GraphSpec
     from ...graphs.composer import Composer
     from ...graphs.traced_module import Template
     from ...graphs.weights import WeightStore
@@ -107,7 +109,7 @@ class Eagle3Draft(LayerDraft):
 
     def _fusion(self, store: WeightStore) -> GraphSpec:
         """The graph `fusion`; its tensor came to `store` with the layer's."""
-        from ...families.common.base import GraphSpec
+        from ...families.common.parts import GraphSpec
         from ...graphs.composer import Composer
         from ...graphs.traced_module import TraceInput, trace
 
@@ -158,6 +160,7 @@ class Eagle3Kind(PublishedKind):
     name = Eagle3Draft.kind
     title = "a layer like EAGLE's that reads rows of three layers"
     draft_length = 3
+    forms = (SPECULATORS,)
     draft = Eagle3Draft
 
     def is_published(self, folder: Path) -> bool:

@@ -20,12 +20,15 @@ from torch import Tensor
 
 from ....runtime.common.errors import ExportError
 from ..common.published import CONFIG, TABLE, WEIGHTS, filled, find_weights, layer_shape, read_config
+from ..common.verifier import Verifier
 from .eagle3_network import Eagle3Config, Eagle3Network
 from .eagle_checkpoint import WIDE, names_in, read_tensors
-from .speculators_format import Verifier, document, renamed
+from .speculators_format import document, renamed
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 TYPE = "eagle3"
+VERSION = "0.9.0"
+"""Of the package `speculators`: the one that `benchmarks/export_draft.py` compares with."""
 NAMES = {"midlayer.": "layers.0.", "lm_head.": "head."}
 UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
 """Variants of speculators whose norms stand elsewhere."""
@@ -111,7 +114,7 @@ def speculators_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """(`config.json`, tensors) of the type `eagle3`."""
     config = network.config
-    found = document(TYPE, config, verifier) | {
+    found = document(TYPE, VERSION, config, verifier) | {
         "architectures": ["Eagle3Speculator"],
         "draft_vocab_size": config.proposed,
         "norm_before_residual": config.norm_before_residual,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
-    from ...families.common.base import Family, GraphSpec
+    from ...families.common.base import Family
+    from ...families.common.parts import GraphSpec
     from ...graphs.composer import Composer
     from ...graphs.traced_module import Template, TraceInput
     from ...graphs.weights import WeightRef, WeightStore
@@ -109,8 +110,8 @@ class LayerDraft(TrainedDraft):
     ) -> GraphSpec:
         """The graph of the layer; `beside` makes what its template takes beside embeddings, features and what every
         segment takes. The draft's tensors are added to `store`."""
-        from ...families.common.base import GraphSpec
         from ...families.common.decoder_graphs import embeddings
+        from ...families.common.parts import GraphSpec
         from ...graphs.composer import Composer
         from ...graphs.weights import WeightRef
 

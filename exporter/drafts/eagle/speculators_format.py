@@ -11,7 +11,6 @@ The type `eagle` is a layer of EAGLE-1 or EAGLE-2 (or HASS) under names of its o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +28,18 @@ from ..common.published import (
     layer_shape,
     read_config,
 )
+from ..common.verifier import Verifier
 from .eagle_network import EagleConfig, EagleNetwork
 
-VERSIONS = {"eagle": "0.2.0", "eagle3": "0.9.0"}
-"""Type → version of the package that `benchmarks/export_draft.py` compares with."""
+SPECULATORS = "speculators"
+"""The format's name in `early_checks.FORMS`."""
+VERSION = "0.2.0"
+"""Of the package, for the type `eagle`: the one that `benchmarks/export_draft.py` compares with."""
 NAMES = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
 """Prefix of a tensor of `EagleNetwork` → prefix of the type `eagle`."""
 TARGETS = (TABLE, "lm_head.weight")
 """Tables of the target, which some files repeat; the target's own are read."""
 DRAFT_LENGTH = 3
-
-
-@dataclass(frozen=True)
-class Verifier:
-    """What such a checkpoint says of its target: `name` is a hub id or a folder, `positions` how many it was made for (None:
-    it does not say)."""
-
-    name: str | None
-    architectures: tuple[str, ...]
-    positions: int | None = None
 
 
 def model_type(folder: Path) -> str | None:
@@ -80,8 +72,8 @@ def of_verifier(folder: Path) -> dict[str, Any]:
     return {"name": verifier.name or "", "architectures": list(verifier.architectures)}
 
 
-def document(kind: str, layer: EagleConfig, verifier: Verifier) -> dict[str, Any]:
-    """What every type's `config.json` has; `kind` is both its type and its algorithm."""
+def document(kind: str, version: str, layer: EagleConfig, verifier: Verifier) -> dict[str, Any]:
+    """What every type's `config.json` has; `kind` is both its type and its algorithm, `version` that of the package."""
     inner = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -103,7 +95,7 @@ def document(kind: str, layer: EagleConfig, verifier: Verifier) -> dict[str, Any
         inner["max_position_embeddings"] = verifier.positions
     return {
         "speculators_model_type": kind,
-        "speculators_version": VERSIONS[kind],
+        "speculators_version": version,
         "torch_dtype": "float32",
         "transformer_layer_config": inner,
         "speculators_config": {
@@ -128,7 +120,7 @@ def eagle_checkpoint(network: EagleNetwork, verifier: Verifier) -> tuple[dict[st
         raise ExportError(
             "the type 'eagle' of speculators has no place for biases of queries, keys and values alone, which this draft has"
         )
-    found = document("eagle", config, verifier) | {
+    found = document("eagle", VERSION, config, verifier) | {
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
         "transformer_layer_architecture": "LlamaDecoderLayer",
         "layernorms": False,

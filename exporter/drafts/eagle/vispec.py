@@ -25,7 +25,8 @@ from .layer_draft import LayerDraft, traced_layer
 from .vispec_network import VispecConfig, VispecNetwork
 
 if TYPE_CHECKING:
-    from ...families.common.base import Family, GraphSpec
+    from ...families.common.base import Family
+    from ...families.common.parts import GraphSpec
     from ...graphs.composer import Composer
     from ...graphs.traced_module import Template
     from ...graphs.weights import WeightStore
@@ -77,7 +78,7 @@ class VispecDraft(LayerDraft):
 
     def _adaptor(self, store: WeightStore) -> GraphSpec:
         """The graph `adaptor`; its tensors came to `store` with the layer's."""
-        from ...families.common.base import GraphSpec
+        from ...families.common.parts import GraphSpec
         from ...graphs.composer import Composer
         from ...graphs.hooks import attention
         from ...graphs.traced_module import TraceInput, trace

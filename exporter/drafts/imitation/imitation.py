@@ -24,7 +24,8 @@ from ..eagle.layer_draft import cache_entry, traced_with_cache
 from .imitation_network import ImitationConfig, ImitationNetwork
 
 if TYPE_CHECKING:
-    from ...families.common.base import Family, GraphSpec
+    from ...families.common.base import Family
+    from ...families.common.parts import GraphSpec
     from ...graphs.traced_module import Template
     from ...graphs.weights import WeightStore
     from ...parity.capture import Captured
@@ -59,7 +60,7 @@ class ImitationDraft(TrainedDraft, SelfDraft):
         return entry
 
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
-        from ...families.common.base import GraphSpec
+        from ...families.common.parts import GraphSpec
         from ...graphs.composer import Composer
 
         ((role, name),) = self.graph_names().items()

@@ -27,7 +27,8 @@ from . import medusa_checkpoint
 from .medusa_network import MedusaConfig, MedusaHeads
 
 if TYPE_CHECKING:
-    from ...families.common.base import Family, GraphSpec
+    from ...families.common.base import Family
+    from ...families.common.parts import GraphSpec
     from ...graphs.weights import WeightRef, WeightStore
     from ...parity.capture import Captured
 
@@ -89,7 +90,7 @@ class MedusaDraft(TrainedDraft):
         return {"lm_head_table": family.language.head} if shared else {}
 
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
-        from ...families.common.base import GraphSpec
+        from ...families.common.parts import GraphSpec
         from ...graphs.composer import Composer
         from ...graphs.traced_module import TraceInput, trace
         from ...graphs.weights import WeightRef

@@ -2,114 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import onnx_ir as ir
 import torch
-from torch import nn
 
-from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...checkpoint.quantized import check_not_quantized
 from ...graphs.precision import Precision
 from ...graphs.weights import WeightRef, WeightStore
+from .parts import DecoderShape, GraphSpec, Parts, ReferencePrompt
 
 if TYPE_CHECKING:
     from ..languages.base import Language
     from ..vision.base import Vision
-
-
-@dataclass(frozen=True)
-class GraphSpec:
-    """One graph of a bundle. `layers` is set for segments: [first, last); `wide` computes in float32 where `model`, on
-    narrow weights, does not; `folded` computes what `model` does, without groups of queries, where that has them."""
-
-    name: str
-    role: str
-    model: ir.Model
-    layers: tuple[int, int] | None = None
-    wide: ir.Model | None = None
-    folded: ir.Model | None = None
-
-    @property
-    def files(self) -> dict[str, ir.Model]:
-        """Name of every file → what it holds."""
-        forms = {self.file: self.model, self.wide_file: self.wide, self.folded_file: self.folded}
-        return {name: model for name, model in forms.items() if name is not None and model is not None}
-
-    @property
-    def file(self) -> str:
-        """Of `model`."""
-        return f"{self.name}.onnx"
-
-    @property
-    def wide_file(self) -> str | None:
-        """Of `wide`."""
-        return None if self.wide is None else f"{self.name}.float32.onnx"
-
-    @property
-    def folded_file(self) -> str | None:
-        """Of `folded`."""
-        return None if self.folded is None else f"{self.name}.folded.onnx"
-
-
-@dataclass(frozen=True)
-class DecoderShape:
-    """What the runtime needs to know of the decoder; fields as in the manifest's `decoder`."""
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    position: str
-    mask_dtype: str
-    mask_heads: int
-    cross_attention: bool
-    relative_bias: dict[str, Any] | None = None
-    max_positions: int | None = None
-    """Rows of a learned table of positions."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Modules of a real transformers model, for those who compare with it or learn from it.
-
-    `lm_head(final_norm(rows) * logit_scale)` are the logits of rows after the last of `layers`. `encoder` is a text
-    encoder; in the output of `vision_output`, `image_rows` finds the rows [..., E] that the language model sees of
-    pictures. `rotary` turns positions into angles, where the model has such a module.
-    """
-
-    layers: nn.ModuleList
-    final_norm: nn.Module
-    lm_head: nn.Module
-    embed: nn.Module
-    logit_scale: float = 1.0
-    encoder: nn.Module | None = None
-    vision_output: nn.Module | None = None
-    image_embeds: Callable[[Any], torch.Tensor] | None = None
-    rotary: nn.Module | None = None
-
-
-@dataclass(frozen=True)
-class ReferencePrompt:
-    """One request as the model's own processor and tokenizer lay it out.
-
-    `input_ids` are what the model reads (empty for one that reads pictures only), `vision` the tensors of its vision
-    tower, and `decoder_ids` what its decoder starts with, or None where that is `input_ids` itself. `positions` [axes, n]
-    are those of the rows where they do not just count. `video_steps` are the time steps of each video, in order; those of
-    one have equally many rows.
-    """
-
-    input_ids: tuple[int, ...] = ()
-    vision: Mapping[str, torch.Tensor] | None = None
-    decoder_ids: tuple[int, ...] | None = None
-    positions: torch.Tensor | None = None
-    video_steps: tuple[int, ...] = ()
 
 
 def processor_surrounds(tokenizer: Any, rendered: str) -> bool:
@@ -221,8 +129,8 @@ class Family:
         """Jinja source, of several the default, or None: the processor's where the model sees pictures and its processor
         has one, else the tokenizer's."""
         own = None if self.vision is None else self.checkpoint.processor_template
-        found = own or self.checkpoint.tokenizer.chat_template
-        return found.get("default") if isinstance(found, dict) else found
+        template = own or self.checkpoint.tokenizer.chat_template
+        return template.get("default") if isinstance(template, dict) else template
 
     @functools.cached_property
     def decoder_start(self) -> int | None:
@@ -230,20 +138,20 @@ class Family:
         if not self.decoder.cross_attention:
             return None
         config = self.config.get_text_config(decoder=True)
-        found = self.checkpoint.generation_config.get("decoder_start_token_id")
+        token = self.checkpoint.generation_config.get("decoder_start_token_id")
         for part in (self.config, config):
-            if found is None:
-                found = getattr(part, "decoder_start_token_id", None)
-        return 0 if found is None else found
+            if token is None:
+                token = getattr(part, "decoder_start_token_id", None)
+        return 0 if token is None else token
 
     # --- the reference in transformers ---
 
     def parts(self, model: Any) -> Parts:
         """Where the modules of `model`, of this checkpoint's class, are."""
-        found = self.language.parts(model)
+        parts = self.language.parts(model)
         if self.vision is None:
-            return found
-        return replace(found, vision_output=self.vision.output(model), image_embeds=self.vision.read_embeds)
+            return parts
+        return replace(parts, vision_output=self.vision.output(model), image_embeds=self.vision.read_embeds)
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """A picture (PIL, RGB, or None), of models that read several a list of them, of those with a `video_token_id` also a
@@ -253,68 +161,3 @@ class Family:
     def forward_arguments(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What the model's own forward takes beside the ids [B, n] of padded prompts, their mask and pictures."""
         return {}
-
-    def reference_inputs(
-        self, kind: str, seed: int, rows: int = 21, *, pictures: bool = True
-    ) -> dict[str, torch.Tensor]:
-        """Arguments of the model's own forward whose decoder text is `rows` long (more with image rows or a prompt).
-
-        `random`: two sequences of random tokens and pixels, one of them with padding where the model has an encoder;
-        without `pictures` of tokens alone. `realistic`: one picture of an odd size and a sentence, through the model's own
-        processor.
-        """
-        from .reference import random_inputs, realistic_inputs
-
-        make = {"random": functools.partial(random_inputs, pictures=pictures), "realistic": realistic_inputs}[
-            kind
-        ]
-        return make(self, seed, rows)
-
-
-LAYER_COUNTS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
-MOST_LAYERS = 1024  # as in a manifest
-
-
-def single_layer(config: Any) -> Any:
-    """A copy of a language model's configuration with one layer: a small stand-in where only other parts are traced."""
-    small = copy.deepcopy(config)
-    for name in LAYER_COUNTS:
-        if getattr(small, name, None) is not None:
-            setattr(small, name, 1)
-    return small
-
-
-SIZES = (
-    "num_attention_heads",
-    "num_key_value_heads",
-    "num_heads",
-    "head_dim",
-    "d_kv",
-    "hidden_size",
-    "d_model",
-    "vocab_size",
-)
-"""Sizes of layers in the configurations of all families; none may be below 1."""
-
-
-def check_common(config: Any, architecture: str) -> None:
-    """Refuses options that no family supports."""
-    for name in LAYER_COUNTS:
-        count = getattr(config, name, None)
-        if count is not None and (type(count) is not int or not 1 <= count <= MOST_LAYERS):
-            raise UnsupportedModelError(f"{architecture}: {name}={count!r} is not in 1..{MOST_LAYERS}")
-    for name in SIZES:
-        size = getattr(config, name, None)
-        if size is not None and (type(size) is not int or size < 1):
-            raise UnsupportedModelError(
-                f"{architecture}: {name}={size!r:.40} is not a positive integer; correct config.json"
-            )
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        raise UnsupportedModelError(
-            f"{architecture}: sliding_window={config.sliding_window} is not supported"
-        )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise UnsupportedModelError(
-            f"{architecture}: layer_types {sorted(kinds)} are not supported, only full_attention"
-        )

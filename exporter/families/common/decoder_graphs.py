@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ....runtime.bundle.interfaces import positions_shape
+from ....runtime.graphs.values import positions_shape
 from ...graphs.composer import Composer
 from ...graphs.traced_module import Template, TraceInput
 from ...graphs.weights import WeightRef, WeightStore
-from .base import DecoderShape, GraphSpec
+from .parts import DecoderShape, GraphSpec
 
 Named = Callable[[str], str]
 """A parameter of a traced module → the checkpoint's tensor."""
@@ -99,10 +99,10 @@ def _compose_layers(
     per_layer = {kind: {i: graph.input(f"{kind}.{i}") for i in attention} for kind in kinds}
     updated: dict[str, dict[int, ir.Value]] = {"key_cache": {}, "value_cache": {}}
     for i in layers:
-        found = layer(i)
-        if found is None:
+        piece = layer(i)
+        if piece is None:
             continue
-        template, names = found
+        template, names = piece
         inputs = {"hidden": hidden, **shared}
         inputs |= {kind: values[i] for kind, values in per_layer.items() if i in values}
         result = graph.call(template, f"layer.{i}", inputs, names)
@@ -145,11 +145,11 @@ def build_embed(store: WeightStore) -> GraphSpec:
 def embeddings(graph: Composer, ids: str = "token_ids") -> ir.Value:
     """Declares the inputs `ids` and `embedding_table`; the rows [batch, width, E] of the ids."""
     tokens, table = graph.input(ids), graph.input("embedding_table")
-    rows = graph.node("Gather", [table, tokens], "gather", axis=0)
+    embeds = graph.node("Gather", [table, tokens], "gather", axis=0)
     return (
-        rows
+        embeds
         if table.dtype == ir.DataType.FLOAT
-        else graph.node("Cast", [rows], "widened", to=ir.DataType.FLOAT)
+        else graph.node("Cast", [embeds], "widened", to=ir.DataType.FLOAT)
     )
 
 

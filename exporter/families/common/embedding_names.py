@@ -7,24 +7,24 @@ from collections.abc import Sequence
 import torch
 
 from ....runtime.common.errors import ExportError, UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 
 
 def embedding_tensor(checkpoint: Checkpoint, table: str, head: str) -> str:
     """The tensor of the embedding table `table`; a tied checkpoint may have kept only the head's name."""
     names = checkpoint.names
-    found = names.find(table) or (names.find(head) if names.tied(table, head) else None)
-    if found is None:
+    tensor = names.find(table) or (names.find(head) if names.tied(table, head) else None)
+    if tensor is None:
         raise _missing(checkpoint, table)
-    return found
+    return tensor
 
 
 def head_tensor(checkpoint: Checkpoint, embedding: str, table: str, head: str) -> str:
     """The tensor of the LM head `head`, as transformers 5 decides it: one of its own when the checkpoint holds one that
     differs from `embedding`, the tensor of the embedding table `table`; else that tensor itself when the two are tied."""
-    tied, found = checkpoint.names.tied(table, head), checkpoint.names.find(head)
-    if found is not None:
-        return embedding if _same(checkpoint, embedding, found, tied) else found
+    tied, tensor = checkpoint.names.tied(table, head), checkpoint.names.find(head)
+    if tensor is not None:
+        return embedding if _same(checkpoint, embedding, tensor, tied) else tensor
     if not tied:
         raise _missing(checkpoint, head)
     return embedding
@@ -41,10 +41,10 @@ def shared_tensor(checkpoint: Checkpoint, tables: Sequence[str], head: str) -> s
             raise UnsupportedModelError(
                 f"{present[0]} and {other} are different tables; one shared table is supported"
             )
-    found = present[0] if present else checkpoint.names.find(head)
-    if found is None:
+    tensor = present[0] if present else checkpoint.names.find(head)
+    if tensor is None:
         raise _missing(checkpoint, tables[0])
-    return found
+    return tensor
 
 
 def _missing(checkpoint: Checkpoint, name: str) -> ExportError:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ....runtime.common.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from ..languages.base import Language
 
 
 @dataclass(frozen=True)
@@ -29,15 +27,15 @@ class Sublayers:
     @classmethod
     def of(cls, attention: Iterable[Any], mlp: Iterable[Any]) -> Sublayers:
         """From numbers in any order. OptionError for what is no number of a layer, and for one that is given twice."""
-        found = {}
+        numbers = {}
         for name, given in (("attention", list(attention)), ("mlp", list(mlp))):
             wrong = [each for each in given if type(each) is not int or each < 0 or given.count(each) > 1]
             if wrong:
                 raise OptionError(
                     f"skipped {name} {given!r:.80}: {wrong[0]!r:.40} is no number of a layer, or is given twice"
                 )
-            found[name] = tuple(sorted(given))
-        return cls(**found)
+            numbers[name] = tuple(sorted(given))
+        return cls(**numbers)
 
     def check(self, num_layers: int) -> None:
         """OptionError unless a decoder of so many layers has all of these, and other attention, and other sublayers
@@ -60,41 +58,49 @@ class Sublayers:
         return [layer for layer in range(num_layers) if layer not in self.attention]
 
 
-def attention_of(language: Language, layer: nn.Module) -> list[nn.Module]:
+class SublayerPaths(Protocol):
+    """Where sublayers are in a decoder layer: what a `Language` says of them."""
+
+    attention_paths: ClassVar[tuple[str, ...]]
+    attention_values: ClassVar[int]
+    mlp_path: ClassVar[str]
+
+
+def attention_of(paths: SublayerPaths, layer: nn.Module) -> list[nn.Module]:
     """What attends in a decoder layer: itself, and over the source where there is one."""
-    return [layer.get_submodule(path) for path in language.attention_paths]
+    return [layer.get_submodule(path) for path in paths.attention_paths]
 
 
-def mlp_of(language: Language, layer: nn.Module) -> nn.Module:
+def mlp_of(paths: SublayerPaths, layer: nn.Module) -> nn.Module:
     """What gives an MLP's part of the rows."""
-    return layer.get_submodule(language.mlp_path)
+    return layer.get_submodule(paths.mlp_path)
 
 
 @contextlib.contextmanager
-def left_out(language: Language, layer: nn.Module, *, attention: bool, mlp: bool) -> Iterator[None]:
+def left_out(paths: SublayerPaths, layer: nn.Module, *, attention: bool, mlp: bool) -> Iterator[None]:
     """While active, sublayers of a decoder layer are not run, and add nothing to its rows."""
     import torch
 
     with contextlib.ExitStack() as stack:
         if attention:
-            nothing = (torch.zeros(()), *[None] * (language.attention_values - 1))
-            for module in attention_of(language, layer):
+            nothing = (torch.zeros(()), *[None] * (paths.attention_values - 1))
+            for module in attention_of(paths, layer):
                 stack.enter_context(_instead(module, lambda *_, _given=nothing, **__: _given))
         if mlp:
-            stack.enter_context(_instead(mlp_of(language, layer), lambda *_, **__: torch.zeros(())))
+            stack.enter_context(_instead(mlp_of(paths, layer), lambda *_, **__: torch.zeros(())))
         yield
 
 
 @contextlib.contextmanager
-def disregarded(language: Language, layers: nn.ModuleList, skip: Sublayers) -> Iterator[None]:
+def disregarded(paths: SublayerPaths, layers: nn.ModuleList, skip: Sublayers) -> Iterator[None]:
     """While active, sublayers of a whole model run, and what they add to the rows is dropped: what else they give, keys and
     values or the bias that T5's first layer makes for all, is there."""
     with contextlib.ExitStack() as stack:
         for index in skip.attention:
-            for module in attention_of(language, layers[index]):
+            for module in attention_of(paths, layers[index]):
                 stack.enter_context(_dropped(module))
         for index in skip.mlp:
-            stack.enter_context(_dropped(mlp_of(language, layers[index])))
+            stack.enter_context(_dropped(mlp_of(paths, layers[index])))
         yield
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ....runtime.common.errors import ExportError
-from .base import Family, ReferencePrompt
+from .base import Family
+from .parts import ReferencePrompt
 from .sample_inputs import SENTENCE, odd_picture
 
 
@@ -29,15 +31,15 @@ def collate(
     for name in dict.fromkeys(name for vision in seen for name in vision):
         arguments[name] = torch.cat([vision[name] for vision in seen if name in vision])
     decoded = [decoder_prefix(p) for p in prompts]
-    rows = [(*ids, *text) for ids, text in zip(decoded, texts or [()] * len(prompts), strict=True)]
+    sequences = [(*ids, *text) for ids, text in zip(decoded, texts or [()] * len(prompts), strict=True)]
     if prompts[0].decoder_ids is None:
-        arguments["input_ids"], arguments["attention_mask"] = padded(rows, pad_id(family), left)
+        arguments["input_ids"], arguments["attention_mask"] = padded(sequences, pad_id(family), left)
         return arguments | family.forward_arguments(arguments["input_ids"])
     if prompts[0].input_ids:
-        found = padded([p.input_ids for p in prompts], pad_id(family))
-        arguments["input_ids"], arguments["attention_mask"] = found
+        ids_and_mask = padded([p.input_ids for p in prompts], pad_id(family))
+        arguments["input_ids"], arguments["attention_mask"] = ids_and_mask
     if texts is not None or len(decoded[0]) > 1:  # `generate` starts with the start token by itself
-        arguments["decoder_input_ids"], _ = padded(rows, pad_id(family))
+        arguments["decoder_input_ids"], _ = padded(sequences, pad_id(family))
     return arguments
 
 
@@ -49,28 +51,40 @@ def decoder_prefix(prompt: ReferencePrompt) -> tuple[int, ...]:
 def pad_id(family: Family) -> int:
     """A token to fill short rows with: which one does not matter, for it is masked or behind every real row."""
     for name in ("pad_token_id", "eos_token_id"):
-        found = getattr(family.checkpoint.tokenizer, name, None)
-        if found is not None:
-            return found
+        token = getattr(family.checkpoint.tokenizer, name, None)
+        if token is not None:
+            return token
     return 0
 
 
 def padded(
-    length: Sequence[Sequence[int]], pad: int, left: bool = False
+    sequences: Sequence[Sequence[int]], pad: int, left: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask), both int64 [B, longest]."""
-    width = max(map(len, length))
-    ids = torch.full((len(length), width), pad, dtype=torch.long)
+    width = max(map(len, sequences))
+    ids = torch.full((len(sequences), width), pad, dtype=torch.long)
     mask = torch.zeros_like(ids)
-    for b, row in enumerate(length):
-        place = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[b, place] = torch.tensor(row, dtype=torch.long)
+    for b, sequence in enumerate(sequences):
+        place = slice(width - len(sequence), width) if left else slice(0, len(sequence))
+        ids[b, place] = torch.tensor(sequence, dtype=torch.long)
         mask[b, place] = 1
     return ids, mask
 
 
-def random_inputs(family: Family, seed: int, length: int, pictures: bool = True) -> dict[str, torch.Tensor]:
-    """See `Family.reference_inputs`."""
+def reference_inputs(
+    family: Family, kind: str, seed: int, length: int = 21, *, pictures: bool = True
+) -> dict[str, torch.Tensor]:
+    """Arguments of the model's own forward whose decoder text is `length` long (more with image rows or a prompt).
+
+    `random`: two sequences of random tokens and pixels, one of them with padding where the model has an encoder;
+    without `pictures` of tokens alone. `realistic`: one picture of an odd size and a sentence, through the model's own
+    processor. Raises KeyError for another `kind`.
+    """
+    make = {"random": functools.partial(_random_inputs, pictures=pictures), "realistic": _realistic_inputs}
+    return make[kind](family, seed, length)
+
+
+def _random_inputs(family: Family, seed: int, length: int, pictures: bool = True) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     allowed = torch.tensor(_ordinary(family, range(family.language.embedding.shape[0])))
 
@@ -81,8 +95,8 @@ def random_inputs(family: Family, seed: int, length: int, pictures: bool = True)
     prompts = []
     for short in (0, 3):
         drawn = None if family.vision is None or not pictures else family.vision.random(generator)
-        vision, image_rows = drawn or (None, 0)
-        slots = () if family.image_token_id is None else (family.image_token_id,) * image_rows
+        vision, num_embeds = drawn or (None, 0)
+        slots = () if family.image_token_id is None else (family.image_token_id,) * num_embeds
         if not crossing:
             prompts.append(ReferencePrompt((*slots, *draw(_limit(family, length, len(slots)))), vision))
             continue
@@ -92,8 +106,7 @@ def random_inputs(family: Family, seed: int, length: int, pictures: bool = True)
     return collate(family, prompts, texts)
 
 
-def realistic_inputs(family: Family, seed: int, length: int) -> dict[str, torch.Tensor]:
-    """See `Family.reference_inputs`."""
+def _realistic_inputs(family: Family, seed: int, length: int) -> dict[str, torch.Tensor]:
     image = None if family.vision is None else odd_picture(seed)
     words = SENTENCE.split()
     prompt = family.reference_prompt(image, " ".join(words[:6]))
@@ -109,7 +122,7 @@ def realistic_inputs(family: Family, seed: int, length: int) -> dict[str, torch.
 
 
 def _limit(family: Family, length: int, before: int) -> int:
-    """`rows`, or as many as a table of positions has left behind `before` others."""
+    """`length`, or as many as a table of positions has left behind `before` others."""
     most = family.decoder.max_positions
     return length if most is None else min(length, most - before)
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from .base import Language
 
 LANGUAGES = {

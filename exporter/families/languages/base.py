@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.hooks import ATTENTION, export_hooks
 from ...graphs.meta_model import hollow_model, signature
 from ...graphs.retype import WIDE_RESIDUAL
 from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
-from ..common.base import DecoderShape, GraphSpec, Parts, check_common
+from ..common.config_checks import check_common
 from ..common.decoder_graphs import (
     FinalNorm,
     Named,
@@ -32,6 +32,7 @@ from ..common.decoder_graphs import (
 )
 from ..common.embedding_names import embedding_tensor, head_tensor
 from ..common.layer_skip import Sublayers, left_out
+from ..common.parts import DecoderShape, GraphSpec, Parts
 
 SEGMENT_OUTPUTS = ("hidden_out", "updated_key_cache", "updated_value_cache")
 

@@ -13,12 +13,12 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
 from ...graphs.traced_module import TraceInput, trace
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec
 from ..common.decoder_graphs import Prologue, build_cross_kv
+from ..common.parts import GraphSpec
 from .base import Language, learned_positions, per_layer
 
 

@@ -9,14 +9,14 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
-from ....runtime.bundle.interfaces import positions_shape
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ....runtime.graphs.values import positions_shape
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.caches import LayerCache
 from ...graphs.hooks import export_hooks, rotary_angles
 from ...graphs.traced_module import TraceInput, trace
-from ..common.base import DecoderShape
 from ..common.decoder_graphs import Prologue
+from ..common.parts import DecoderShape
 from .base import Language
 
 # Angles of these types are a function of the position alone; dynamic and longrope also depend on the length.

@@ -11,7 +11,7 @@ import torch
 from transformers import OPTForCausalLM
 
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.caches import LayerCache
 from ...graphs.traced_module import TraceInput, trace
 from ..common.decoder_graphs import Prologue

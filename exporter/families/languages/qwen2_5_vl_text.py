@@ -11,7 +11,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.hooks import ATTENTION
 from ...graphs.meta_model import hollow_model
 from .llama import LlamaLanguage

@@ -17,15 +17,15 @@ from transformers import T5ForConditionalGeneration
 from transformers.models.t5 import modeling_t5
 
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
 from ...graphs.composer import Composer
 from ...graphs.hooks import export_hooks
 from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
-from ..common.base import DecoderShape, GraphSpec
 from ..common.decoder_graphs import build_cross_kv
 from ..common.embedding_names import shared_tensor
+from ..common.parts import DecoderShape, GraphSpec
 from .base import Language, per_layer
 
 TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

@@ -14,13 +14,14 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.composer import Composer
 from ...graphs.hooks import ATTENTION
 from ...graphs.meta_model import hollow_model, signature
 from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec, single_layer
+from ..common.config_checks import single_layer
+from ..common.parts import GraphSpec
 
 
 class Vision:
@@ -33,7 +34,7 @@ class Vision:
 
     side: tuple[int, int]
     num_embeds: int | None = None
-    max_hidden: int | None = None
+    max_embeds: int | None = None
     scales: ClassVar[bool] = False
     """Whether a picture may have any size up to `Checkpoint.max_pixels`."""
     width: int
@@ -63,8 +64,8 @@ class Vision:
         graph = Composer("vision", store)
         shape = ("batch", 3, *self.side)
         pixels = graph.input("pixel_values", "float32", shape)
-        rows = self.compose(Calls(graph, self.checkpoint), pixels)
-        graph.output("image_rows", rows, "float32", ("batch", self.num_embeds, self.width))
+        image_embeds = self.compose(Calls(graph, self.checkpoint), pixels)
+        graph.output("image_rows", image_embeds, "float32", ("batch", self.num_embeds, self.width))
         return GraphSpec("vision", "vision", graph.model())
 
     def compose(self, calls: Calls, pixels: ir.Value) -> ir.Value:

@@ -10,8 +10,8 @@ from torch import nn
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
-from ..common.base import check_common
+from ...checkpoint.checkpoint import Checkpoint
+from ..common.config_checks import check_common
 from ..common.images import square_image
 from .base import Calls, Vision, pair
 

@@ -11,8 +11,8 @@ from torch import nn
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from ....runtime.common.errors import UnsupportedModelError
-from ...checkpoint.load import Checkpoint
-from ..common.base import check_common
+from ...checkpoint.checkpoint import Checkpoint
+from ..common.config_checks import check_common
 from ..common.images import cropped_image
 from .base import Calls, Vision, pair
 

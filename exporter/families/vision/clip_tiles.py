@@ -17,13 +17,13 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 
 from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.images.tiles import Tiling
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.composer import Composer
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec
-from ..common.images import canvas_list, tiled_image
+from ..common.parts import GraphSpec
 from .base import Calls
 from .clip import ClipVision
+from .tile_settings import canvas_list, tiled_image
 
 
 class _Lines(nn.Module):
@@ -35,8 +35,8 @@ class _Lines(nn.Module):
 
 
 def _ordered(module: Any, hidden: torch.Tensor, row_index: torch.Tensor) -> tuple[torch.Tensor]:
-    rows = torch.cat([hidden.reshape(-1, hidden.shape[-1]), module.image_newline[None]])
-    return (embedding(row_index, rows),)
+    image_embeds = torch.cat([hidden.reshape(-1, hidden.shape[-1]), module.image_newline[None]])
+    return (embedding(row_index, image_embeds),)
 
 
 class ClipTilesVision(ClipVision):
@@ -63,7 +63,7 @@ class ClipTilesVision(ClipVision):
         side = self.side[0]
         canvases = canvas_list(config.image_grid_pinpoints, side, name)
         self.tiling = Tiling(side, side // sizes["patch_size"], canvases)
-        self.max_hidden = self.tiling.most_rows
+        self.max_embeds = self.tiling.most_rows
 
     @property
     def needed_embeds(self) -> int:
@@ -87,8 +87,8 @@ class ClipTilesVision(ClipVision):
 
     def settings(self) -> dict[str, Any]:
         """LLaVA-NeXT's processor."""
-        found = self.checkpoint.image_settings
-        described = tiled_image(found, self.tiling, "llava-next", LlavaNextImageProcessorPil)
+        settings = self.checkpoint.image_settings
+        described = tiled_image(settings, self.tiling, "llava-next", LlavaNextImageProcessorPil)
         return {**described, "patch_size": self.config.vision_config.patch_size}
 
     def tensors(self, made: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -106,18 +106,18 @@ class ClipTilesVision(ClipVision):
         side = self.tiling.side
         size = (side + 1, 2 * side - 1)
         pixels = torch.randn(self.tiling.tiles(*size), 3, side, side, generator=generator)
-        rows = len(self.tiling.row_index(*size))
-        return {"pixel_values": pixels, "image_sizes": torch.tensor([size])}, rows
+        count = len(self.tiling.row_index(*size))
+        return {"pixel_values": pixels, "image_sizes": torch.tensor([size])}, count
 
     def runs(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """See `Vision`."""
-        found, start = [], 0
+        runs, start = [], 0
         for size in tensors["image_sizes"].tolist():
             end = start + self.tiling.tiles(*size)
             pixels = tensors["pixel_values"][start:end]
-            found.append({"pixel_values": pixels, "row_index": self.tiling.row_index(*size)})
+            runs.append({"pixel_values": pixels, "row_index": self.tiling.row_index(*size)})
             start = end
-        return found
+        return runs
 
     def output(self, model: Any) -> nn.Module:
         """The model without its head: no module of its own puts rows into order."""

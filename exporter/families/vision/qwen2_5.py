@@ -22,13 +22,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.images.windows import Grid, windows
-from ...checkpoint.load import Checkpoint
+from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.composer import Composer
 from ...graphs.hooks import attend, attention, attention_named, replaced, rotary
 from ...graphs.weights import WeightStore
-from ..common.base import GraphSpec, check_common
-from ..common.images import patched_image, sampled_video
+from ..common.config_checks import check_common
+from ..common.parts import GraphSpec
 from .base import Calls, Vision
+from .patch_settings import patched_image, sampled_video
 
 RANDOM_UNITS = (5, 3)
 """(rows, columns) of units of a random picture: not a whole number of windows."""
@@ -117,15 +118,15 @@ def _windowed(
 def _block(
     module: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, spans: Any
 ) -> torch.Tensor:
-    flat = [rows.reshape(-1, rows.shape[-1]) for rows in (hidden, cos, sin)]
+    flat = [each.reshape(-1, each.shape[-1]) for each in (hidden, cos, sin)]
     out = module(flat[0], cu_seqlens=spans, max_seqlen=1, position_embeddings=(flat[1], flat[2]))
     return out.reshape(-1, hidden.shape[1], hidden.shape[2])
 
 
 def _merged(module: Any, hidden: torch.Tensor, unit_order: torch.Tensor) -> tuple[torch.Tensor]:
     normed = module.ln_q(hidden)
-    rows = module.mlp(normed.reshape(-1, module.hidden_size))
-    return (embedding(unit_order, rows),)
+    image_embeds = module.mlp(normed.reshape(-1, module.hidden_size))
+    return (embedding(unit_order, image_embeds),)
 
 
 class Qwen2_5Vision(Vision):
@@ -147,7 +148,7 @@ class Qwen2_5Vision(Vision):
         )
         self.width = width
         described = self.settings()
-        self.max_hidden = described["max_pixels"] // self.grid.unit_pixels
+        self.max_embeds = described["max_pixels"] // self.grid.unit_pixels
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
@@ -181,14 +182,14 @@ class Qwen2_5Vision(Vision):
         rotary_module = modeling_qwen2_5_vl.Qwen2_5_VLVisionRotaryEmbedding(config).eval()
         positions = {"positions": given["patch_positions"]}
         angles = calls.several(rotary_module, "angles.", positions, _angles, ("cos", "sin"))
-        rows = ("units", grid.patches, config.hidden_size)
+        dims = ("units", grid.patches, config.hidden_size)
         turned = {name: (value, ("units", grid.patches, half)) for name, value in angles.items()}
         spans = {name: given[name] for name in ("window_units", "window_mask", "unit_places")}
         for i, block in enumerate(tower.blocks):
             whole = i in config.fullatt_block_indexes
-            values: Mapping[str, Any] = {"hidden": (hidden, rows), **turned, **({} if whole else spans)}
+            values: Mapping[str, Any] = {"hidden": (hidden, dims), **turned, **({} if whole else spans)}
             hidden = calls(block, f"{path}blocks.{i}.", values, _whole if whole else _windowed)
-        values = {"hidden": (hidden, rows), "unit_order": given["unit_order"]}
+        values = {"hidden": (hidden, dims), "unit_order": given["unit_order"]}
         merged = calls(tower.merger, f"{path}merger.", values, _merged)
         graph.output("image_rows", merged, "float32", ("units", self.width))
         return GraphSpec("vision", "vision", graph.model())
@@ -222,14 +223,14 @@ class Qwen2_5Vision(Vision):
 
     def runs(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """See `Vision`; a picture's patches are put into the order of windows, a video's are one run a time step."""
-        found, start = [], 0
+        runs, start = [], 0
         for frames, down, across in tensors["image_grid_thw"].tolist():
             for _ in range(frames):
                 pixels = tensors["pixel_values"][start : start + down * across]
                 merge = self.grid.merge_size
-                found.append(windows(pixels, down // merge, across // merge, self.grid))
+                runs.append(windows(pixels, down // merge, across // merge, self.grid))
                 start += down * across
-        return found
+        return runs
 
     def output(self, model: Any) -> nn.Module:
         """The tower, merger included."""

@@ -9,8 +9,8 @@ import onnx_ir as ir
 from torch import nn
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from ...checkpoint.load import Checkpoint
-from ..common.base import check_common
+from ...checkpoint.checkpoint import Checkpoint
+from ..common.config_checks import check_common
 from ..common.images import square_image
 from .base import Calls, Vision, pair
 

@@ -1,10 +1,11 @@
-"""A chain that a draft with graphs of its own proposes on a device, before the pass that verifies it."""
+"""What a draft gives to a cycle on a device: steps behind the hidden states of a pass, or a chain by graphs of its
+own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,16 +22,28 @@ class Sent:
 
     once: Mapping[str, np.ndarray]
     each: Mapping[str, np.ndarray]
-    """[n, ...] each: row k is the input NAME.k, of step k."""
+    """[n, ...] each: entry k is the input NAME.k, of step k."""
 
 
 NOTHING_SENT = Sent({}, {})
 
 
+class DraftsOnDevice(Protocol):
+    """A proposer with a `draft_step` (`speculative/proposer.py`)."""
+
+    name: str
+
+    def sent_on_device(self, count: int, start: int) -> Sent: ...
+    def draft_step(
+        self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
+    ) -> list[Call]: ...
+    def last_step(self, hidden: View, number: int, sent: Mapping[str, View]) -> list[Call]: ...
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceChain:
-    """What one cycle of such a draft is made of. Chains with the same `key` differ in nothing but what they send: it says
-    where the draft's own memory lies, how its caches are laid out, and its widths."""
+    """What one cycle of such a draft is made of. Chains with the same `key` differ in nothing but what they send: it
+    says where the draft's own memory lies, how its caches are laid out, and its widths."""
 
     key: tuple[Hashable, ...]
     length: int

@@ -1,6 +1,6 @@
 """What a request changes of logits where they lie on a device, by the graphs `penalties` and `repeats`.
 
-The text stays on the device from cycle to cycle (`bundle/text_layout.py`), each of which brings its last tokens.
+The text stays on the device from cycle to cycle (`graphs/text_layout.py`), each of which brings its last tokens.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...bundle.manifest import Limits
-from ...bundle.text_layout import CONTEXT, NOTHING, WORDS, TextLayout, valid_ids
 from ...engines.base import DTYPES, Call, Engine, View
+from ...graphs.text_layout import CONTEXT, NOTHING, WORDS, TextLayout, valid_ids
 
 NEVER = CONTEXT + 1
 """So many tokens before a place are never compared: what lies there is never forbidden."""
@@ -54,7 +54,7 @@ class DeviceLogitsProcessors:
     def __init__(self, engine: Engine, limits: Limits, vocabulary: int):
         self._engine, self._vocabulary, self._most = engine, vocabulary, limits.max_width
         self._layout = layout = TextLayout.of(limits)
-        rows = vocabulary * self._most
+        count = vocabulary * self._most
         self._kept = {
             "said": self._allocate("said", layout.places),
             "needed": self._allocate("needed", layout.compared),
@@ -63,8 +63,8 @@ class DeviceLogitsProcessors:
             "ends": self._allocate("ends", vocabulary, "bool"),
         }
         self._now = self._allocate("said_now", layout.places)
-        self._raw = self._allocate("raw_logits", rows, "float32")
-        self._logits = self._allocate("logits", rows, "float32")
+        self._raw = self._allocate("raw_logits", count, "float32")
+        self._logits = self._allocate("logits", count, "float32")
         self._known: tuple[LogitsChanges, int] | None = None
         """Whose text lies there, and how many of its tokens."""
 
@@ -74,7 +74,8 @@ class DeviceLogitsProcessors:
         return {"recent": self._most, "end": 1, "held": 1}
 
     def begin(self, changes: LogitsChanges) -> dict[str, np.ndarray]:
-        """What the next cycle of a request brings (`sent`); what else the graphs read of it is written where another's lies."""
+        """What the next cycle of a request brings (`sent`); what else the graphs read of it is written where another's
+        lies."""
         known, self._known = self._known, None
         if known is None or known[0] is not changes or len(changes.history) - known[1] > self._most:
             for name, values in of_request(changes, self._layout, self._vocabulary).items():
@@ -86,16 +87,16 @@ class DeviceLogitsProcessors:
         self._known = changes, len(changes.history)
 
     def raw(self, num_logits: int) -> View:
-        """Where a head leaves logits [rows, V] for a graph."""
+        """Where a head leaves logits [num_logits, V] for a graph."""
         return self._raw.buffer.view((num_logits, self._vocabulary), "float32")
 
     def call(self, graph: str, sent: Mapping[str, View], nodes: Mapping[str, View], best: View) -> Call:
-        """Logits of `raw` → `best` int64 [rows] after the changes. `nodes`: `depths` int64 [rows], `tokens` and `token_depths`
-        int64 [span], `ancestors` bool [rows, span]."""
-        (rows,) = best.shape
-        asked = {value.name for value in self._engine.interface(graph).inputs}
-        inputs = {name: view for name, view in self._kept.items() if name in asked}
-        inputs |= {"raw_logits": self.raw(rows), **sent, **nodes}
+        """Logits of `raw` → `best` int64 [num_logits] after the changes. `nodes`: `depths` int64 [num_logits], `tokens`
+        and `token_depths` int64 [span], `ancestors` bool [num_logits, span]."""
+        (num_logits,) = best.shape
+        names = {value.name for value in self._engine.interface(graph).inputs}
+        inputs = {name: view for name, view in self._kept.items() if name in names}
+        inputs |= {"raw_logits": self.raw(num_logits), **sent, **nodes}
         outputs = {"best": best, "logits": self._logits.buffer.view(inputs["raw_logits"].shape, "float32")}
         return self._engine.bind(graph, inputs, outputs | {"said_now": self._now})
 
@@ -128,7 +129,8 @@ def of_request(changes: LogitsChanges, layout: TextLayout, vocabulary: int) -> d
 
 
 def of_cycle(changes: LogitsChanges, layout: TextLayout, vocabulary: int, most: int) -> dict[str, np.ndarray]:
-    """What they read of one cycle: its `most` last tokens, where the last one lies, and how far behind it no text ends."""
+    """What they read of one cycle: its `most` last tokens, where the last one lies, and how far behind it no text
+    ends."""
     last = valid_ids(changes.history[-most:], vocabulary)
     recent = np.full(most, NOTHING, np.int64)
     recent[most - len(last) :] = last

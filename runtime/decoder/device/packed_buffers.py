@@ -46,21 +46,21 @@ class HostFields:
 
     def one(self, field: str, dtype: np.dtype, shape: tuple[int, ...] = (-1,)) -> np.ndarray:
         """A field; type and shape are those of the first time."""
-        found = self._made.get(field)
-        if found is None:
+        array = self._made.get(field)
+        if array is None:
             start = self._fields.starts[field]
             part = self._memory[start : start + self._fields.sizes[field]]
-            found = self._made[field] = part.view(dtype).reshape(shape)
-        return found
+            array = self._made[field] = part.view(dtype).reshape(shape)
+        return array
 
     def each(self, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-        """The fields NAME.0 … NAME.(n − 1), which were laid out one behind the other with one size, as one array of `shape`
-        [n, ...]; type and shape are those of the first time."""
-        found = self._many.get(name)
-        if found is None:
+        """The fields NAME.0 … NAME.(n − 1), which were laid out one behind the other with one size, as one array of
+        `shape` [n, ...]; type and shape are those of the first time."""
+        array = self._many.get(name)
+        if array is None:
             fields, count = self._fields, shape[0]
             start, nbytes = fields.starts[f"{name}.0"], fields.sizes[f"{name}.0"]
             apart = fields.apart(nbytes)
-            rows = self._memory[start : start + count * apart].reshape(count, apart)[:, :nbytes]
-            found = self._many[name] = rows.view(dtype).reshape(shape)
-        return found
+            memory = self._memory[start : start + count * apart].reshape(count, apart)[:, :nbytes]
+            array = self._many[name] = memory.view(dtype).reshape(shape)
+        return array

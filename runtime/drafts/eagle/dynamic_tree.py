@@ -61,15 +61,15 @@ class Growth:
 
     def path(self, node: int) -> list[int]:
         """Nodes from `node` up to, and without, the root."""
-        found = []
+        nodes = []
         while node:
-            found.append(node)
+            nodes.append(node)
             node = self.parents[node]
-        return found
+        return nodes
 
     def tree(self) -> TokenTree:
         """The likeliest nodes within the budget, path by path, the likelier child first: where the likeliest path is
-        accepted, its rows lie one behind the other.
+        accepted, its slots lie one behind the other.
 
         Raises `ValueError` where two children of a node are the same token.
         """

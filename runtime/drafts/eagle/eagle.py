@@ -2,9 +2,10 @@
 2406.16858).
 
 Pair i, the target's feature of position i with token i + 1, lies in slot i of the layer's own keys and values, at
-position i; a kind that leaves pairs out has them closer together, at the same positions. A cycle first runs the pairs that the last one made known, with the target's features (those that the layer
-had given in their place are never kept); the last of them has the pending token. From there the tree grows level by
-level in the slots behind, out of the layer's own features: nobody needs to take them back.
+position i; a kind that leaves pairs out has them closer together, at the same positions. A cycle first runs the pairs
+that the last one made known, with the target's features (those that the layer had given in their place are never kept);
+the last of them has the pending token. From there the tree grows level by level in the slots behind, out of the layer's
+own features: nobody needs to take them back.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from ...speculative.proposer import Proposer
 from ...speedup.budget import Budget
 from .dynamic_tree import Growth
 from .layer_pass import Beside, EaglePass
+from .layer_role import LayerOptions
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
+    from ...decoder.decoder import Decoder
     from ...decoder.device.draft_chain import Keep
-    from ...decoder.forward_pass import Decoder
     from ...sampling.verify import Verdict
     from ...speculative.sequence import Sequence
 
 
 _Pairs = tuple[np.ndarray, np.ndarray]
-"""Positions of pairs, and the rows of their features, int64 [n] each."""
+"""Positions of pairs, and the indices of their features, int64 [n] each."""
 
 
 @dataclass
@@ -47,16 +49,16 @@ class _Growing:
 
     sequence: Sequence
     growth: Growth
-    rows: dict[int, int]
-    """Node → its row in the pass that gave its feature; of the level before and of the root."""
+    feature_index: dict[int, int]
+    """Node → its place in the pass that gave its feature; of the level before and of the root."""
     slots: dict[int, int]
     """Node → the slot of its pair."""
     done: bool = False
 
 
 class Eagle(Proposer):
-    """The draft kind `eagle`. Keeps, by open sequence, the pairs that were run with the target's features, and the rows
-    of the target whose pairs were not.
+    """The draft kind `eagle`. Keeps, by open sequence, the pairs that were run with the target's features, and the
+    hidden states of the target whose pairs were not.
 
     Raises `BundleError` for a draft without its graph or its cache. A sequence whose layer gives no numbers ends with
     that error.
@@ -67,8 +69,9 @@ class Eagle(Proposer):
     role: ClassVar[str] = "eagle"
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
-        graph = draft.graphs.get(self.role)
-        if graph is None or draft.cache is None or draft.ranks is None:
+        graph, cache = draft.graphs.get(self.role), draft.options.own_cache
+        ranks = draft.options.ranks if isinstance(draft.options, LayerOptions) else None
+        if graph is None or cache is None or ranks is None:
             raise BundleError(
                 f"manifest: draft {draft.name!r} has no graph of a layer; build the bundle again"
             )
@@ -83,10 +86,10 @@ class Eagle(Proposer):
         )
         self._widest = max(PREFILL_WIDTH, decoder.max_width)
         self._pass = EaglePass(
-            draft.name, graph, decoder, draft.cache, draft.ranks, self._widest, self._beside(graph, decoder)
+            draft.name, graph, decoder, cache, ranks, self._widest, self._beside(graph, decoder)
         )
         self._arena = self._pass.arena
-        # Rows of the target that wait for the next pass: [places, slots, E].
+        # Hidden states of the target that wait for the next pass: [places, slots, E].
         self._hidden_states = self._engine.allocate(
             f"{draft.name}.rows", batch * self._slots * self._size * DTYPES[self._dtype].itemsize, zeroed=True
         )
@@ -94,11 +97,11 @@ class Eagle(Proposer):
         self._open: list[Sequence] = []
         """In the order of their places."""
         self._waiting: list[int] = []
-        """Rows of each place that wait."""
+        """How many of each place wait."""
         self._next: list[int] = []
         """Position of each place's next pair."""
         self._ended: Sequence | None = None
-        """The only sequence that is open, after its end: the next request may go on behind its rows."""
+        """The only sequence that is open, after its end: the next request may go on behind its slots."""
         self._resumed = False
         """Whether the next one does."""
 
@@ -108,7 +111,8 @@ class Eagle(Proposer):
 
     @property
     def resumable(self) -> int:
-        """Every pair that was run for the last request, which had the arena for itself; rows that wait are let go."""
+        """Every pair that was run for the last request, which had the arena for itself; hidden states that wait are let
+        go."""
         return 0 if self._ended is None else self._next[0]
 
     def resume(self, length: int) -> None:
@@ -122,7 +126,7 @@ class Eagle(Proposer):
         return position
 
     def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
-        """Run the pairs of a chunk; the last row of a prompt waits for the first token."""
+        """Run the pairs of a chunk; the last hidden state of a prompt waits for the first token."""
         if sequence not in self._open and self._ended is not None:
             if self._resumed:
                 self._open[0] = sequence
@@ -154,8 +158,8 @@ class Eagle(Proposer):
         return np.arange(first, end)
 
     def _mark(self, sequence: Sequence, batch_index: int, positions: np.ndarray) -> None:
-        """Write what the graph of this kind takes beside the pairs of the prompt at `positions`, in row `row` of the pass
-        that begins."""
+        """Write what the graph of this kind takes beside the pairs of the prompt at `positions`, at `batch_index` of
+        the pass that begins."""
 
     def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
         """Chains of the likeliest tokens, or trees of the likeliest paths where the budget has room for branches."""
@@ -175,8 +179,8 @@ class Eagle(Proposer):
         return [self._finished(trees[self._open.index(sequence)]) for sequence in sequences]
 
     def propose_on_device(self, sequence: Sequence, budget: Budget) -> DeviceChain | TokenTree:
-        """A chain: a pass over the pairs that wait, and one for every further token. A threshold, and a tree, ask the host
-        after every level."""
+        """A chain: a pass over the pairs that wait, and one for every further token. A threshold, and a tree, ask the
+        host after every level."""
         policy, waiting = sequence.policy, self._waiting[0]
         asks = policy is not None and policy.needs_confidence
         if asks or budget.nodes > budget.depth or len(self._open) > 1 or not waiting:
@@ -185,21 +189,23 @@ class Eagle(Proposer):
         # Of one width whatever was accepted, so that few programs serve; what lies beyond the pairs is overwritten.
         width = max(waiting, count + 1)
         arena.reserve(max(width, waiting + count - 1), 0)
-        where, rows = self._waiting_pairs(0)
+        positions, feature_index = self._waiting_pairs(0)
         start, first = arena.lengths[0], self._next[0]
-        sent = self._pass.chain_inputs(width, count, start, first, rows, _tokens(sequence, where))
+        sent = self._pass.chain_inputs(
+            width, count, start, first, feature_index, _tokens(sequence, positions)
+        )
         arena.advance(waiting, 0)
         self._next[0], self._waiting[0] = first + waiting, 0
 
         def bind(given: Mapping[str, View], keep: Keep) -> list[Call]:
             return self._pass.chain(self._all_hidden, width, count, given, keep)
 
-        return DeviceChain((self._all_hidden.address, width, count, arena.rows), count, sent, bind)
+        return DeviceChain((self._all_hidden.address, width, count, arena.cache_len), count, sent, bind)
 
     def advance(
         self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
     ) -> None:
-        """Keep the rows of the root and of the accepted nodes: their pairs are known now."""
+        """Keep the hidden states of the root and of the accepted nodes: their pairs are known now."""
         assert hidden_states is not None
         place, nodes = self._open.index(sequence), [0, *verdict.path]
         if self._waiting[place] + len(nodes) > self._slots:  # nothing was proposed for a while
@@ -223,7 +229,7 @@ class Eagle(Proposer):
             self._ended = None
         place, last = self._open.index(sequence), len(self._open) - 1
         if sequence.finish_reason in (None, "error"):
-            # Numbers that are not finite may lie there, and 0 × NaN is NaN where rows are masked.
+            # Numbers that are not finite may lie there, and 0 × NaN is NaN where slots are masked.
             self._arena.clear(place)
         self._arena.remove(place)
         if place != last:
@@ -238,8 +244,8 @@ class Eagle(Proposer):
     # --- pairs with the target's features ---
 
     def _catch_up(self, growing: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Run the pairs of all rows that wait, of every open sequence, and make room for `growing` slots behind them;
-        the proposals after the last pair of each place, and the width of the pass."""
+        """Run the pairs of all hidden states that wait, of every open sequence, and make room for `growing` slots
+        behind them; the proposals after the last pair of each place, and the width of the pass."""
         arena, waiting = self._arena, self._waiting
         width = max(1, *waiting)
         needed = max(
@@ -247,51 +253,51 @@ class Eagle(Proposer):
             for length, count in zip(arena.lengths, waiting, strict=False)
         )
         arena.reserve(min(needed, arena.capacity) - arena.length)
-        rows = [self._waiting_pairs(place) for place in range(len(waiting))]
-        ids, scores = self._run_pairs(self._open, 0, width, rows, self._all_hidden)
+        pairs = [self._waiting_pairs(place) for place in range(len(waiting))]
+        ids, scores = self._run_pairs(self._open, 0, width, pairs, self._all_hidden)
         self._waiting = [0] * len(waiting)
         return ids, scores, width
 
     def _waiting_pairs(self, batch_index: int) -> _Pairs:
-        """Of the rows of a place that wait."""
+        """Of the hidden states of a place that wait."""
         count = np.arange(self._waiting[batch_index])
         return self._next[batch_index] + count, batch_index * self._slots + count
 
     def _run_pairs(
         self, sequences: Items[Sequence], batch_index: int, width: int, pairs: Items[_Pairs], features: View
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run the next pairs of sequences in places place..: at these positions, the features of these rows of `features`
-        [n, E], each with the token that follows. The proposals after each sequence's last pair."""
+        """Run the next pairs of sequences in places batch_index..: at these positions, the features with these indices
+        of `features` [n, E], each with the token that follows. The proposals after each sequence's last pair."""
         sources, tokens, positions, starts, mask = self._pass.begin(len(sequences), width, batch_index)
-        slots, asked = np.arange(mask.shape[-1]), np.empty(len(sequences), np.int64)
-        for row, (sequence, (where, mine)) in enumerate(zip(sequences, pairs, strict=True)):
-            start, count = self._arena.lengths[batch_index + row], len(mine)
-            # Rows beyond the pairs repeat a feature of their own sequence.
-            sources[row], tokens[row] = mine[0] if count else (batch_index + row) * self._slots, 0
-            positions[row] = self._next[batch_index + row]
-            sources[row, :count], positions[row, :count] = mine, where
-            tokens[row, :count] = _tokens(sequence, where)
-            starts[row] = start
-            mask[row] = slots <= start + np.arange(width)[:, None]
-            asked[row] = row * width + max(count - 1, 0)
+        slots, row_index = np.arange(mask.shape[-1]), np.empty(len(sequences), np.int64)
+        for index, (sequence, (where, mine)) in enumerate(zip(sequences, pairs, strict=True)):
+            start, count = self._arena.lengths[batch_index + index], len(mine)
+            # Padding repeats a feature of its own sequence.
+            sources[index], tokens[index] = mine[0] if count else (batch_index + index) * self._slots, 0
+            positions[index] = self._next[batch_index + index]
+            sources[index, :count], positions[index, :count] = mine, where
+            tokens[index, :count] = _tokens(sequence, where)
+            starts[index] = start
+            mask[index] = slots <= start + np.arange(width)[:, None]
+            row_index[index] = index * width + max(count - 1, 0)
             if count and where[0] < len(sequence.prompt_ids) - 1:
-                self._mark(sequence, row, where)
-        found = self._pass.run(features, asked, batch_index)
-        for row, (where, mine) in enumerate(pairs):
-            self._arena.advance(len(mine), batch_index + row)
+                self._mark(sequence, index, where)
+        proposals = self._pass.run(features, row_index, batch_index)
+        for index, (where, mine) in enumerate(pairs):
+            self._arena.advance(len(mine), batch_index + index)
             if len(mine):
-                self._next[batch_index + row] = int(where[-1]) + 1
-        return found
+                self._next[batch_index + index] = int(where[-1]) + 1
+        return proposals
 
     # --- growth ---
 
     def _grow(self, trees: dict[int, _Growing], before: int) -> None:
-        """Expand level after level of all trees together; `before` is the width of the pass that gave the features of the
-        roots."""
+        """Expand level after level of all trees together; `before` is the width of the pass that gave the features of
+        the roots."""
         arena, batch = self._arena, len(self._open)
         used = dict.fromkeys(range(batch), 0)
         for level in range(max(len(tree.growth.widths) for tree in trees.values())):
-            room = min(arena.rows - arena.lengths[place] - used[place] for place in range(batch))
+            room = min(arena.cache_len - arena.lengths[place] - used[place] for place in range(batch))
             frontiers = {
                 place: tree.growth.frontier(min(tree.growth.widths[level], room))
                 for place, tree in trees.items()
@@ -303,23 +309,23 @@ class Eagle(Proposer):
             sources, tokens, positions, starts, mask = self._pass.begin(batch, width)
             for place in range(batch):
                 start = arena.lengths[place]
-                # Rows that nobody asked for repeat a feature of their own sequence: it is as finite as the sequence is.
+                # Padding repeats a feature of its own sequence: it is as finite as the sequence is.
                 sources[place], tokens[place] = place * before, 0
                 positions[place] = self._next[place] + level
                 starts[place] = start + used[place]
                 mask[place], mask[place, :, :start] = False, True
-                for row, node in enumerate(frontiers.get(place, ())):
+                for index, node in enumerate(frontiers.get(place, ())):
                     tree = trees[place]
-                    tree.slots[node] = start + used[place] + row
-                    sources[place, row] = tree.rows[tree.growth.parents[node]]
-                    tokens[place, row] = tree.growth.tokens[node]
-                    mask[place, row, [tree.slots[above] for above in tree.growth.path(node)]] = True
+                    tree.slots[node] = start + used[place] + index
+                    sources[place, index] = tree.feature_index[tree.growth.parents[node]]
+                    tokens[place, index] = tree.growth.tokens[node]
+                    mask[place, index, [tree.slots[above] for above in tree.growth.path(node)]] = True
             ids, scores = self._pass.run(None, np.arange(batch * width))
             for place, nodes in frontiers.items():
-                trees[place].rows = {}
-                for row, node in enumerate(nodes, place * width):
-                    trees[place].rows[node] = row
-                    self._expand(trees[place], node, ids[row], scores[row])
+                trees[place].feature_index = {}
+                for index, node in enumerate(nodes, place * width):
+                    trees[place].feature_index[node] = index
+                    self._expand(trees[place], node, ids[index], scores[index])
                 used[place] += len(nodes)
             before = width
 
@@ -346,10 +352,10 @@ class Eagle(Proposer):
             raise_if_foreign(error)
             raise BundleError(f"draft {self.name!r}: {error}; build the bundle again") from error
 
-    # --- rows of the target ---
+    # --- hidden states of the target ---
 
     def _keep(self, batch_index: int, hidden_states: View, nodes: Items[int]) -> None:
-        """Let these rows of `rows` [1, n, E] wait, in one copy where they lie one behind the other."""
+        """Let these of `hidden_states` [1, n, E] wait, in one copy where they lie one behind the other."""
         target, size = batch_index * self._slots + self._waiting[batch_index], self._size
         self._waiting[batch_index] += len(nodes)
         together = nodes[-1] - nodes[0] == len(nodes) - 1
@@ -366,7 +372,7 @@ class Eagle(Proposer):
         )
 
     def _copy(self, first: int, source: View) -> None:
-        """Copy `source` [n, E] to the rows from `first` on that wait; where the buffers are."""
+        """Copy `source` [n, E] to those from `first` on that wait; where the buffers are."""
         if source.shape[0]:
             target = self._hidden_states.view(source.shape, self._dtype, first * self._size)
             self._engine.copy(target, source).run()

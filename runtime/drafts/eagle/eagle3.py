@@ -1,21 +1,22 @@
-"""EAGLE-3: EAGLE's layer over rows after three of the target's layers (Li et al., arXiv 2503.01840).
+"""EAGLE-3: EAGLE's layer over hidden states after three of the target's layers (Li et al., arXiv 2503.01840).
 
-What the three rows of a position are joined to, by the graph `fusion`, stands where EAGLE has a feature. Everything else is as
-there: pairs with the target's rows are run after they are known, trees grow out of what the layer gave itself.
+What the three hidden states of a position are joined to, by the graph `fusion`, stands where EAGLE has a feature.
+Everything else is as there: pairs with the target's hidden states are run after they are known, trees grow out of what
+the layer gave itself.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from ...bundle.interfaces import TAPPED
 from ...common.errors import BundleError
 from ...engines.base import DTYPES
 from .eagle import Eagle
+from .eagle3_options import TAPPED
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
-    from ...decoder.forward_pass import Decoder
+    from ...decoder.decoder import Decoder
     from ...decoder.token_tree import TokenTree
     from ...engines.base import Call, View
     from ...sampling.verify import Verdict
@@ -30,13 +31,13 @@ class Eagle3(Eagle):
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
         fusion = draft.graphs.get("fusion")
-        if fusion is None or draft.taps is None:
+        if fusion is None or not draft.options.tap_layers:
             raise BundleError(f"manifest: draft {draft.name!r} joins no rows; build the bundle again")
         super().__init__(draft, decoder)
-        self._decoder, self._fusion, self._layers = decoder, fusion, draft.taps
-        rows = max(self._widest, decoder.arena.max_batch * decoder.max_width)
+        self._decoder, self._fusion, self._layers = decoder, fusion, draft.options.tap_layers
+        max_num_tokens = max(self._widest, decoder.arena.max_batch * decoder.max_width)
         self._joined = self._engine.allocate(
-            f"{draft.name}.joined", rows * self._size * DTYPES[self._dtype].itemsize
+            f"{draft.name}.joined", max_num_tokens * self._size * DTYPES[self._dtype].itemsize
         )
         self._joins: dict[tuple[int, ...], Call] = {}
         self._number = -1
@@ -51,7 +52,8 @@ class Eagle3(Eagle):
         super().advance(sequence, tree, verdict, self._join(hidden_states))
 
     def _join(self, hidden_states: View) -> View:
-        """What the graph `fusion` makes of the rows where `rows` of the last pass stand; it runs once per pass."""
+        """What the graph `fusion` makes of the taps where `hidden_states` of the last pass stand; it runs once per
+        pass."""
         decoder = self._decoder
         if self._number != decoder.pass_number:
             taps = {

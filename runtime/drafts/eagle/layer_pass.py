@@ -16,22 +16,22 @@ from ...engines.buffers import HostBuffer
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftCache
+    from ...decoder.decoder import Decoder
     from ...decoder.device.draft_chain import Keep
-    from ...decoder.forward_pass import Decoder
 
 Proposals = tuple[np.ndarray, np.ndarray]
-"""Ids int64 and log-probabilities float32, both [rows, ranks]."""
+"""Ids int64 and log-probabilities float32, both [num_logits, ranks]."""
 
 
 class Beside(Protocol):
     """Inputs of a layer's graph beside those that every such graph has."""
 
     def begin(self, batch: int, width: int, batch_index: int) -> None:
-        """A pass over [batch, width] rows of sequences in places row.. begins."""
+        """A pass over [batch, width] pairs of sequences in places batch_index.. begins."""
         ...
 
     def push(self, shape: tuple[int, int]) -> None:
-        """Bring what was written for a pass over [batch, width] rows to the engine."""
+        """Bring what was written for a pass over [batch, width] pairs to the engine."""
         ...
 
     def views(self, shape: tuple[int, int]) -> dict[str, View]:
@@ -46,8 +46,8 @@ class Beside(Protocol):
 class EaglePass:
     """The graph bound to buffers: `begin` gives what a pass reads, to be filled; `run` runs it.
 
-    Rows [batch, width] are pairs of a feature and the token that follows, in slots start.. of each sequence's keys and
-    values. Slots before a sequence's length are valid; a pass may write `max_width` rows beyond it.
+    Its inputs [batch, width] are pairs of a feature and the token that follows, in slots start.. of each sequence's
+    keys and values. Slots before a sequence's length are valid; a pass may write `max_width` slots beyond it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EaglePass:
         max_hidden: int,
         beside: Beside | None = None,
     ):
-        """`most_rows`: of a pass over one prompt's rows."""
+        """`max_hidden`: most hidden states of a pass over one prompt."""
         self._beside = beside
         engine, batch = decoder.engine, decoder.arena.max_batch
         self._engine, self._graph, self._ranks, self._name = engine, graph, ranks, name
@@ -71,16 +71,16 @@ class EaglePass:
             static=engine.static_cache, prefix=f"{name}.",
         )  # fmt: skip
         self.arena.reset(0)
-        rows = max(max_hidden, batch * decoder.max_width)
+        max_num_tokens = max(max_hidden, batch * decoder.max_width)
 
         def host(what: str, size: int, dtype: str = "int64") -> HostBuffer:
             return HostBuffer(engine, f"{name}.{what}", size, dtype)
 
-        self._sources, self._next = host("feature_index", rows), host("next_ids", rows)
-        self._positions, self._indices = host("positions", rows), host("write_indices", batch)
-        self._asked, self._mask = (
-            host("row_index", rows),
-            host("attn_mask", rows * self.arena.capacity, "bool"),
+        self._sources, self._next = host("feature_index", max_num_tokens), host("next_ids", max_num_tokens)
+        self._positions, self._indices = host("positions", max_num_tokens), host("write_indices", batch)
+        self._row_index, self._mask = (
+            host("row_index", max_num_tokens),
+            host("attn_mask", max_num_tokens * self.arena.capacity, "bool"),
         )
         self._kinds = {}
         for drafted in (False, True):
@@ -90,59 +90,62 @@ class EaglePass:
         item = DTYPES[self._dtype].itemsize
         # A level reads the features of the level before and writes its own.
         self._features = [
-            engine.allocate(f"{name}.features.{index}", rows * self._size * item) for index in range(2)
+            engine.allocate(f"{name}.features.{index}", max_num_tokens * self._size * item)
+            for index in range(2)
         ]
         self._turn = 0
         self._causal = CausalMask(self.arena.capacity, 1, np.dtype(np.bool_))
-        """What the rows of a chain see, bool [1, width, slots]."""
-        found = batch * decoder.max_width * ranks
+        """What the tokens of a chain see, bool [1, width, slots]."""
+        num_proposals = batch * decoder.max_width * ranks
         # On a device a pass reads the token of the pass before while it writes its own.
         self._ids, self._others = (
-            engine.allocate(f"{name}.{what}", found * DTYPES["int64"].itemsize)
+            engine.allocate(f"{name}.{what}", num_proposals * DTYPES["int64"].itemsize)
             for what in ("token_ids", "other_token_ids")
         )
-        self._scores = engine.allocate(f"{name}.log_probabilities", found * DTYPES["float32"].itemsize)
+        self._scores = engine.allocate(
+            f"{name}.log_probabilities", num_proposals * DTYPES["float32"].itemsize
+        )
         self._table = decoder.embedding.constant
         self._marks_drafted = any(value.name == "drafted" for value in engine.interface(graph).inputs)
         self._calls: dict[tuple[object, ...], tuple[Call, View, View]] = {}
-        self._cache_len = self._cache_len = 0
+        self._num_features = self._cache_len = 0
         self._shape = (0, 0)
 
     def begin(
         self, batch: int, width: int, batch_index: int = 0
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What the next pass over [batch, width] rows of sequences row.. reads, to be written: rows of its features, ids of
-        the tokens that follow, positions (all int64 [batch, width]), first slots int64 [batch], and what each row sees,
-        bool [batch, width, slots]."""
+        """What the next pass over [batch, width] pairs of sequences batch_index.. reads, to be written: indices of its
+        features, ids of the tokens that follow, positions (all int64 [batch, width]), first slots int64 [batch], and
+        what each pair sees, bool [batch, width, slots]."""
         self._shape = shape = batch, width
         if self._beside is not None:
             self._beside.begin(batch, width, batch_index)
-        mask = self._mask.host((batch, 1, width, self.arena.rows))[:, 0]
+        mask = self._mask.host((batch, 1, width, self.arena.cache_len))[:, 0]
         buffers = self._sources, self._next, self._positions
         sources, tokens, positions = (buffer.host(shape) for buffer in buffers)
         return sources, tokens, positions, self._indices.host((batch,)), mask
 
-    def run(self, features: View | None, asked: np.ndarray, batch_index: int = 0) -> Proposals:
-        """Run it for sequences row..: the proposals after the rows `asked` int64 of [batch × width].
+    def run(self, features: View | None, row_index: np.ndarray, batch_index: int = 0) -> Proposals:
+        """Run it for sequences batch_index..: the proposals after the pairs at `row_index` int64 of [batch × width].
 
-        `features` [n, E] are the target's rows before its final norm; None: what the pass before gave.
+        `features` [n, E] are the target's hidden states before its final norm; None: what the pass before gave.
         """
-        shape, mask = self._shape, (self._shape[0], 1, self._shape[1], self.arena.rows)
-        self._asked.host(asked.shape)[:] = asked
+        shape, mask = self._shape, (self._shape[0], 1, self._shape[1], self.arena.cache_len)
+        self._row_index.host(row_index.shape)[:] = row_index
         for buffer in (self._sources, self._next, self._positions):
             buffer.push(shape)
         self._indices.push(shape[:1])
         self._mask.push(mask)
-        self._asked.push(asked.shape)
+        self._row_index.push(row_index.shape)
         if self._beside is not None:
             self._beside.push(shape)
         drafted = features is None
         if features is None:
-            features = self._features[self._turn].view((self._cache_len, self._size), self._dtype)
+            features = self._features[self._turn].view((self._num_features, self._size), self._dtype)
             self._turn = 1 - self._turn
-        call, ids, scores = self._bound(features, drafted, batch_index, len(asked))
+        call, ids, scores = self._bound(features, drafted, batch_index, len(row_index))
         call.run()
-        self._cache_len = shape[0] * shape[1]
+        self._num_features = shape[0] * shape[1]
         # The waiting read first: on a device the second one finds everything there.
         return self._engine.read(ids), self._engine.read(scores)
 
@@ -151,14 +154,12 @@ class EaglePass:
     def chain_inputs(
         self, width: int, count: int, start: int, position: int, row_index: np.ndarray, tokens: Items[int]
     ) -> Sent:
-        """What `chain` is sent for pairs of features `rows` int64 [n] with the `tokens` that follow, n ≤ width, the first in
-        slot `start` at `position`; and for each of the passes behind it."""
-        pairs, rows_of_cache = len(row_index), self.arena.rows
+        """What `chain` is sent for pairs of features `row_index` int64 [n] with the `tokens` that follow, n ≤ width,
+        the first in slot `start` at `position`; and for each of the passes behind it."""
+        pairs, cache_len = len(row_index), self.arena.cache_len
         ids = np.zeros((1, width), np.int64)
         ids[0, :pairs] = tokens
-        sources = np.full(
-            (1, width), row_index[0]
-        )  # rows beyond the pairs repeat a feature of their own sequence
+        sources = np.full((1, width), row_index[0])  # padding repeats a feature of its own sequence
         sources[0, :pairs] = row_index
         places = np.arange(width)
         once = {
@@ -167,13 +168,13 @@ class EaglePass:
             "last": np.array([pairs - 1]),
             "positions": position + np.minimum(places, pairs - 1)[None],
             "write_indices": np.array([start]),
-            "attn_mask": self._causal.seen(width, rows_of_cache)[start][None],
+            "attn_mask": self._causal.seen(width, cache_len)[start][None],
         }
         if count == 1:
             return Sent(once, {})
         ahead = pairs + np.arange(count - 1)
-        # A row further is a slot further: the rows of one chain are what the passes see one by one.
-        seen = self._causal.seen(count - 1, rows_of_cache)[start + pairs]
+        # A token further is a slot further: the mask rows of one chain are what the passes see one by one.
+        seen = self._causal.seen(count - 1, cache_len)[start + pairs]
         each = {
             "positions": (position + ahead)[:, None, None],
             "write_indices": (start + ahead)[:, None],
@@ -191,7 +192,7 @@ class EaglePass:
         keys, values = self.arena.view(0, 0, 1)
         scores = self._scores.view((1, self._ranks), "float32")
         first = engine.constant(f"{self._name}.first", np.zeros((1, 1), np.int64))
-        sources, asked, tokens = sent["feature_index"], sent["last"], sent["next_ids"]
+        sources, row_index, tokens = sent["feature_index"], sent["last"], sent["next_ids"]
         for step in range(count):
             shape, number = ((1, width), "") if step == 0 else ((1, 1), f".{step - 1}")
             inputs = {
@@ -201,7 +202,7 @@ class EaglePass:
                 "next_ids": tokens,
                 "embedding_table": self._table,
                 **{name: sent[f"{name}{number}"] for name in ("positions", "write_indices", "attn_mask")},
-                "row_index": asked,
+                "row_index": row_index,
                 **({} if self._beside is None else self._beside.behind(shape)),
             }
             features = self._features[step % 2].view((shape[1], size), self._dtype)
@@ -214,8 +215,8 @@ class EaglePass:
             if step == count - 1:
                 break
             tokens = ids.buffer.view((1, 1), "int64")
-            sources = asked.buffer.view((1, 1), "int64", asked.offset) if step == 0 else first
-            asked = first.buffer.view((1,), "int64")
+            sources = row_index.buffer.view((1, 1), "int64", row_index.offset) if step == 0 else first
+            row_index = first.buffer.view((1,), "int64")
         return calls
 
     def _call(self, inputs: dict[str, View], outputs: dict[str, View], keys: View, values: View) -> Call:
@@ -226,15 +227,26 @@ class EaglePass:
             del inputs["drafted"]
         return self._engine.bind(self._graph, inputs, outputs)
 
-    def _bound(self, features: View, drafted: bool, batch_index: int, asked: int) -> tuple[Call, View, View]:
+    def _bound(
+        self, features: View, drafted: bool, batch_index: int, num_logits: int
+    ) -> tuple[Call, View, View]:
         batch, width = self._shape
-        rows = self.arena.rows
-        key = (features.address, features.shape, drafted, self._turn, self._shape, rows, batch_index, asked)
-        found = self._calls.get(key)
-        if found is not None:
-            return found
+        cache_len = self.arena.cache_len
+        key = (
+            features.address,
+            features.shape,
+            drafted,
+            self._turn,
+            self._shape,
+            cache_len,
+            batch_index,
+            num_logits,
+        )
+        result = self._calls.get(key)
+        if result is not None:
+            return result
         keys, values = self.arena.view(0, batch_index, batch)
-        shape, ranked = (batch, width), (asked, self._ranks)
+        shape, ranked = (batch, width), (num_logits, self._ranks)
         ids, scores = self._ids.view(ranked, "int64"), self._scores.view(ranked, "float32")
         inputs = {
             "hidden": features,
@@ -244,8 +256,8 @@ class EaglePass:
             "embedding_table": self._table,
             "positions": self._positions.view(shape),
             "write_indices": self._indices.view((batch,)),
-            "attn_mask": self._mask.view((batch, 1, width, rows)),
-            "row_index": self._asked.view((asked,)),
+            "attn_mask": self._mask.view((batch, 1, width, cache_len)),
+            "row_index": self._row_index.view((num_logits,)),
             **({} if self._beside is None else self._beside.views(shape)),
         }
         outputs = {
@@ -254,8 +266,8 @@ class EaglePass:
             "log_probabilities": scores,
         }
         bound = self._call(inputs, outputs, keys, values)
-        if rows != self._cache_len:  # the views of shorter or longer caches are gone
+        if cache_len != self._cache_len:  # the views of shorter or longer caches are gone
             self._calls.clear()
-            self._cache_len = rows
-        found = self._calls[key] = bound, ids, scores
-        return found
+            self._cache_len = cache_len
+        result = self._calls[key] = bound, ids, scores
+        return result

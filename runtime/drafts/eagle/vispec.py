@@ -1,8 +1,8 @@
 """ViSpec: an EAGLE layer that sees a picture as a few tokens and a global feature (arXiv 2509.15235).
 
-The adaptor reads the rows of a picture once, before its prompt. The layer runs the pairs of text, and the picture's
-tokens in place of its rows (`vispec_pairs.py`). Of a video every frame is a picture, and their global features are
-averaged. Behind the prompt it drafts as EAGLE does, with the last picture's global feature in sight.
+The adaptor reads the embeddings of a picture once, before its prompt. The layer runs the pairs of text, and the
+picture's tokens in place of its embeddings (`vispec_pairs.py`). Of a video every frame is a picture, and their global
+features are averaged. Behind the prompt it drafts as EAGLE does, with the last picture's global feature in sight.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from ...decoder.vision import Vision
 from ...speculative.proposer import Picture
 from .eagle import Eagle
 from .vispec_embeds import VisualEmbeds
+from .vispec_options import VispecOptions
 from .vispec_pairs import Pair, Seen, pairs_of, slots_before
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
-    from ...decoder.forward_pass import Decoder
+    from ...decoder.decoder import Decoder
     from ...engines.base import View
     from ...speculative.sequence import Sequence
     from .layer_pass import Beside
@@ -38,7 +39,8 @@ class Vispec(Eagle):
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
         adaptor = draft.graphs.get("adaptor")
-        if adaptor is None or draft.queries is None:
+        queries = draft.options.queries if isinstance(draft.options, VispecOptions) else None
+        if adaptor is None or queries is None:
             raise BundleError(f"manifest: draft {draft.name!r} has no adaptor; build the bundle again")
         super().__init__(draft, decoder)
         self._adaptor = Vision(decoder.engine, adaptor)
@@ -87,11 +89,12 @@ class Vispec(Eagle):
     def _read(self, picture: Picture) -> list[Seen]:
         """One picture, or the frames of a video, in order."""
         made = [self._adaptor.run([{"image_rows": frame}]) for frame in picture.image_embeds]
-        feature = np.stack([rows[-1] for rows in made]).mean(0, np.float32)
+        feature = np.stack([embeds[-1] for embeds in made]).mean(0, np.float32)
         count = picture.image_embeds.shape[1]
         starts = range(picture.start, picture.start + count * len(made), count)
         return [
-            Seen(start, start + count, rows[:-1], feature) for start, rows in zip(starts, made, strict=True)
+            Seen(start, start + count, embeds[:-1], feature)
+            for start, embeds in zip(starts, made, strict=True)
         ]
 
     def _pairs(self, sequence: Sequence, first: int, end: int) -> list[Pair]:

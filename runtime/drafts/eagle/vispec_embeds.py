@@ -24,26 +24,26 @@ class VisualEmbeds:
     def __init__(
         self, name: str, engine: Engine, graph: str, size: int, batch: int, max_hidden: int, max_places: int
     ):
-        """`max_hidden`: of a pass over one prompt's rows; `max_places`: of any pass."""
+        """`max_hidden`: of a pass over one prompt's hidden states; `max_places`: of any pass."""
         self._engine, self._name = engine, name
         self._batch, self._most = batch, batch + max_hidden
         self._shape = self._most, size
         self._table = HostBuffer(engine, f"{name}.visual", self._most * size, engine.dtype(graph, "visual"))
         self._index = HostBuffer(engine, f"{name}.visual_index", max_places, "int64")
         self._compressed = HostBuffer(engine, f"{name}.compressed", max_places, "bool")
-        self._rows = self._table.host(self._shape)
-        self._rows[:] = 0
+        self._embeds = self._table.host(self._shape)
+        self._embeds[:] = 0
         self._table.push(self._shape)
         self._places: tuple[np.ndarray, np.ndarray]
 
     def know(self, batch_index: int, feature: np.ndarray | None) -> None:
-        """Let the sequence in `place` know the global feature [E], or none."""
-        self._rows[batch_index] = 0 if feature is None else feature
+        """Let the sequence at `batch_index` know the global feature [E], or none."""
+        self._embeds[batch_index] = 0 if feature is None else feature
         self._table.push(self._shape)
 
     def move(self, source: int, batch_index: int) -> None:
-        """Let the sequence in `place` know what that in `source` does."""
-        self.know(batch_index, self._rows[source].copy())
+        """Let the sequence at `batch_index` know what that in `source` does."""
+        self.know(batch_index, self._embeds[source].copy())
 
     def begin(self, batch: int, width: int, batch_index: int) -> None:
         """See `Beside`."""
@@ -52,12 +52,12 @@ class VisualEmbeds:
         self._places = index, compressed
 
     def mark(self, batch_index: int, pairs: Items[Pair]) -> None:
-        """The first places of row `row` of the pass that begins see what these pairs of a prompt do."""
+        """The first places at `batch_index` of the pass that begins see what these pairs of a prompt do."""
         index, compressed = self._places
         known: dict[int, int] = {}
         for place, pair in enumerate(pairs):
             at = known.setdefault(id(pair.visual), self._batch + len(known))
-            self._rows[at] = 0 if pair.visual is None else pair.visual
+            self._embeds[at] = 0 if pair.visual is None else pair.visual
             index[batch_index, place], compressed[batch_index, place] = at, pair.compressed
         self._table.push(self._shape)
 

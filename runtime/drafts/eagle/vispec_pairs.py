@@ -1,8 +1,8 @@
 """Which pairs of a prompt a ViSpec layer runs, and what of its pictures it sees there (arXiv 2509.15235, section 3.1).
 
-A picture at positions start..end − 1 is the next token of pairs start − 1..end − 2: these are left out, and the picture's
-tokens stand at the last of their positions. Text keeps its positions, and every pair from end − 1 on knows the picture's
-global feature, until the next picture.
+A picture at positions start..end − 1 is the next token of pairs start − 1..end − 2: these are left out, and the
+picture's tokens stand at the last of their positions. Text keeps its positions, and every pair from end − 1 on knows
+the picture's global feature, until the next picture.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class Pair:
 
 def pairs_of(pictures: Sequence[Seen], first: int, end: int) -> list[Pair]:
     """Of pairs first..end − 1 of a prompt those that are run; `pictures` in the order of their positions."""
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     at, feature = first, None
     for picture in pictures:
         place = picture.pairs
-        found += [Pair(position, feature) for position in range(at, min(place.start, end))]
+        pairs += [Pair(position, feature) for position in range(at, min(place.start, end))]
         behind = place.stop - len(picture.shown)
-        found += [
+        pairs += [
             Pair(position, token, True)
             for position, token in enumerate(picture.shown, behind)
             if first <= position < end
         ]
         at, feature = max(at, place.stop), picture.feature
-    return found + [Pair(position, feature) for position in range(at, end)]
+    return pairs + [Pair(position, feature) for position in range(at, end)]
 
 
 def slots_before(pictures: Sequence[Seen], position: int) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...bundle.manifest import DraftInfo
 from ...common.errors import BundleError
-from ...decoder.forward_pass import Decoder
+from ...decoder.decoder import Decoder
 from ...decoder.logits import TargetLogits
 from ...engines.base import DTYPES, Call, View
 from ...engines.buffers import HostBuffer
@@ -16,8 +16,8 @@ from ...speculative.sequence import Sequence
 
 
 class SelfDraft(Proposer):
-    """Drafts `early-exit` and `imitation`: what the exit rows say after the graph `imitation`, if there is one, and the
-    target's own norm and head. Raises `BundleError` for a draft without a layer."""
+    """Drafts `early-exit` and `imitation`: what the exit states say after the graph `imitation`, if there is one, and
+    the target's own norm and head. Raises `BundleError` for a draft without a layer."""
 
     drafts_on_device: ClassVar[bool] = True
 
@@ -45,7 +45,7 @@ class SelfDraft(Proposer):
         return self._cut
 
     def step_logits(self, step: int) -> TargetLogits:
-        """Draft logits after the exit rows of `step`; row b is of sequence b."""
+        """Draft logits after the exit states of `step`; entry b is of sequence b."""
         arena = self._arena
         call, head = self._steps.get((arena.batch, step)) or self._bind(arena.batch, step)
         if call is not None:
@@ -68,19 +68,19 @@ class SelfDraft(Proposer):
     def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetLogits]:
         decoder = self._decoder
         call, hidden = self._corrected(decoder.exit_hidden(self._cut, step), batch)
-        head = decoder.bind_head(hidden, self._index.view((batch,)), batch, "draft.", self.draft_graph)
-        found = self._steps[batch, step] = (call, head)
-        return found
+        head = decoder.heads.bind(hidden, self._index.view((batch,)), batch, "draft.", self.draft_graph)
+        result = self._steps[batch, step] = (call, head)
+        return result
 
     def _corrected_in_cycle(
         self, hidden: View, number: int, sent: Mapping[str, View]
     ) -> tuple[Call | None, View]:
-        """As `_corrected`, of the row of that `number` in a cycle that a device does by itself."""
+        """As `_corrected`, of the exit state of that `number` in a cycle that a device does by itself."""
         return self._corrected(hidden, 1)
 
     def _corrected(self, hidden: View, batch: int) -> tuple[Call | None, View]:
-        """The call of the imitation network over exit rows [batch, 1, E], None without one, and the rows that the head
-        then reads."""
+        """The call of the imitation network over exit states [batch, 1, E], None without one, and the hidden states
+        that the head then reads."""
         if self._graph is None or self._out is None:
             return None, hidden
         out = self._out.view((batch, 1, self._size), self._decoder.dtype)

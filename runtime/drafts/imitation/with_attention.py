@@ -1,10 +1,10 @@
-"""The imitation network with attention: over the exit rows of a sequence, which pass the network once each (FastVLM, arXiv
-2510.22641, appendix B).
+"""The imitation network with attention: over the exit states of a sequence, which pass the network once each (FastVLM,
+arXiv 2510.22641, appendix B).
 
-An exit row is the target's own, whatever was drafted: that of an accepted token stays what it was when the token was
+An exit state is the target's own, whatever was drafted: that of an accepted token stays what it was when the token was
 drafted, and so do the keys and values that the network made of it. They lie beside the target's in the decoder's arena,
-one row for every slot; what is true of a slot there is true of this layer, too. Nothing runs again after acceptance, and
-rejected rows are forgotten with the decoder's length.
+one entry for every slot; what is true of a slot there is true of this layer, too. Nothing runs again after acceptance,
+and rejected ones are forgotten with the decoder's length.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import ClassVar
 import numpy as np
 
 from ...bundle.manifest import DraftInfo
+from ...decoder.decoder import Decoder
 from ...decoder.device.draft_chain import Sent
-from ...decoder.forward_pass import PREFILL_WIDTH, Decoder
+from ...decoder.forward_pass import PREFILL_WIDTH
 from ...decoder.logits import TargetLogits
 from ...decoder.masks import CausalMask
 from ...engines.base import Call, View
@@ -27,13 +28,14 @@ from .self_draft import SelfDraft
 
 
 def imitation(draft: DraftInfo, decoder: Decoder) -> SelfDraft:
-    """The proposer of a draft of this kind: with keys and values, or row by row."""
-    return SelfDraft(draft, decoder) if draft.cache is None else Attending(draft, decoder)
+    """The proposer of a draft of this kind: with keys and values, or each exit state by itself."""
+    return SelfDraft(draft, decoder) if draft.options.own_cache is None else Attending(draft, decoder)
 
 
 class Attending(SelfDraft):
-    """An imitation network with attention. It runs over every row that leaves the target's layer n: of prompts (`on_hidden_states`),
-    of steps on the trunk (`rows`, `passed`), and of passes in which it drafted nothing (`on_pass`)."""
+    """An imitation network with attention. It runs over every hidden state that leaves the target's layer n: of prompts
+    (`on_hidden_states`), of steps on the trunk (`step_logits`, `passed`), and of passes in which it drafted nothing
+    (`on_pass`)."""
 
     needs_prompt_hidden: ClassVar[bool] = True
     needs_passes: ClassVar[bool] = True
@@ -43,22 +45,23 @@ class Attending(SelfDraft):
         assert draft.layer is not None
         self._after, self._layer = draft.layer, decoder.draft_layer_index(draft.name)
         engine, capacity, batch = decoder.engine, decoder.arena.capacity, decoder.arena.max_batch
-        rows = max(PREFILL_WIDTH, batch * decoder.max_width)
-        self._positions = HostBuffer(engine, f"{draft.name}.positions", rows, "int64")
+        max_num_tokens = max(PREFILL_WIDTH, batch * decoder.max_width)
+        self._positions = HostBuffer(engine, f"{draft.name}.positions", max_num_tokens, "int64")
         self._indices = HostBuffer(engine, f"{draft.name}.write_indices", batch, "int64")
-        self._mask = HostBuffer(engine, f"{draft.name}.attn_mask", rows * capacity, "bool")
+        self._mask = HostBuffer(engine, f"{draft.name}.attn_mask", max_num_tokens * capacity, "bool")
         self._causal = CausalMask(capacity, 1, np.dtype(np.bool_))
         self._alone: dict[tuple[object, ...], Call] = {}
-        """The network for its keys and values only, by the rows that it reads and the sequences they are of."""
+        """The network for its keys and values only, by the hidden states that it reads and the sequences they are of."""
         self._cache_len = 0
         self._open: list[Sequence] = []
-        """Whose exit rows all passed."""
+        """Whose exit states all passed."""
         self._drafted = False
-        """Whether it ran over the first step of this cycle: over a row of every sequence, and all that any drafts."""
+        """Whether it ran over the first step of this cycle: over an exit state of every sequence, and all that any
+        drafts."""
 
     @property
     def resumable(self) -> int:
-        """All rows that the decoder holds of a request that this draft served have passed the network."""
+        """All slots that the decoder holds of a request that this draft served have passed the network."""
         return self._arena.lengths[0]
 
     def step_logits(self, step: int) -> TargetLogits:
@@ -71,7 +74,7 @@ class Attending(SelfDraft):
         self._run_alone(self._decoder.exit_hidden(self._cut, step), 0)
 
     def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
-        """The exit rows of a chunk, those that pad it too: theirs are overwritten, as in the target's layers."""
+        """The exit states of a chunk, those that pad it too: theirs are overwritten, as in the target's layers."""
         hidden = self._decoder.hidden_after(self._after)
         self._drafted = False
         if sequence not in self._open:
@@ -84,8 +87,8 @@ class Attending(SelfDraft):
             self._open.remove(sequence)
 
     def on_pass(self) -> None:
-        """Nothing to do where it drafted. Else the rows of all nodes pass: of its own sequences these are the roots, which
-        will be accepted; of others, whatever they are, nothing is read."""
+        """Nothing to do where it drafted. Else the hidden states of all nodes pass: of its own sequences these are the
+        roots, which will be accepted; of others, whatever they are, nothing is read."""
         drafted, self._drafted = self._drafted, False
         if not drafted:
             hidden = self._decoder.hidden_after(self._after)
@@ -96,7 +99,7 @@ class Attending(SelfDraft):
 
     def sent_on_device(self, count: int, start: int) -> Sent:
         self._drafted = True
-        seen = self._causal.seen(count + 1, self._arena.rows)[start]
+        seen = self._causal.seen(count + 1, self._arena.cache_len)[start]
         return Sent(
             {}, {"slot": start + np.arange(count + 1)[:, None], "attn_mask": seen[0, :, None, None, None]}
         )
@@ -118,7 +121,7 @@ class Attending(SelfDraft):
     # --- the network ---
 
     def _place_step(self, step: int) -> None:
-        """The row behind the valid ones and `step` others, of every sequence."""
+        """The slot behind the valid ones and `step` others, of every sequence."""
         arena = self._arena
         starts = [length + step for length in arena.lengths[: arena.batch]]
         self._place(starts, 1, self._own_places())
@@ -127,30 +130,31 @@ class Attending(SelfDraft):
         return {sequence.batch_index for sequence in self._open}
 
     def _place(self, starts: Items[int], width: int, own: Collection[int]) -> None:
-        """The next run is over rows in slots start.. of sequences; position is slot, and each row sees all before it. Of
-        sequences that are not at the places `own` no earlier row passed: theirs see themselves."""
-        batch, rows = len(starts), self._arena.rows
-        if rows != self._cache_len:  # the views of shorter or longer caches are gone
+        """The next run is over exit states in slots start.. of sequences; position is slot, and each sees all before
+        it. Of sequences that are not at the places `own` no earlier one passed: theirs see themselves."""
+        batch, cache_len = len(starts), self._arena.cache_len
+        if cache_len != self._cache_len:  # the views of shorter or longer caches are gone
             self._alone.clear()
             self._steps.clear()
-            self._cache_len = rows
-        shape, mask_shape = (batch, width), (batch, 1, width, rows)
+            self._cache_len = cache_len
+        shape, mask_shape = (batch, width), (batch, 1, width, cache_len)
         positions, mask = self._positions.host(shape), self._mask.host(mask_shape)
         indices = self._indices.host((batch,))
-        for row, start in enumerate(starts):
-            indices[row] = start
-            positions[row] = self._causal.positions[start : start + width]
-            if row in own:
-                self._causal.chain(mask, row, start, width)
+        for batch_index, start in enumerate(starts):
+            indices[batch_index] = start
+            positions[batch_index] = self._causal.positions[start : start + width]
+            if batch_index in own:
+                self._causal.chain(mask, batch_index, start, width)
             else:
-                mask[row] = False
-                mask[row, 0, range(width), range(start, start + width)] = True
+                mask[batch_index] = False
+                mask[batch_index, 0, range(width), range(start, start + width)] = True
         self._positions.push(shape)
         self._mask.push(mask_shape)
         self._indices.push((batch,))
 
     def _run_alone(self, hidden: View, batch_index: int) -> None:
-        """Run the network over placed rows [batch, width, E] of sequences row.., for their keys and values."""
+        """Run the network over placed hidden states [batch, width, E] of sequences batch_index.., for their keys and
+        values."""
         key = hidden.address, hidden.shape, batch_index
         call = self._alone.get(key)
         if call is None:
@@ -161,7 +165,7 @@ class Attending(SelfDraft):
         return self._with_hidden(hidden, self._placed(hidden.shape))
 
     def _with_hidden(self, hidden: View, placed: Mapping[str, View]) -> tuple[Call, View]:
-        """The network over placed exit rows [batch, 1, E] for the rows that the head reads, too."""
+        """The network over placed exit states [batch, 1, E] for the hidden states that the head reads, too."""
         assert self._out is not None
         out = self._out.view(hidden.shape, self._decoder.dtype)
         return self._bound(hidden, placed, 0, out), out
@@ -172,7 +176,7 @@ class Attending(SelfDraft):
         return {
             "positions": self._positions.view((batch, width)),
             "write_indices": self._indices.view((batch,)),
-            "attn_mask": self._mask.view((batch, 1, width, self._arena.rows)),
+            "attn_mask": self._mask.view((batch, 1, width, self._arena.cache_len)),
         }
 
     def _bound(

@@ -1,9 +1,9 @@
-"""Medusa: heads on the target's last row propose several tokens ahead at once (Cai et al., arXiv 2401.10774).
+"""Medusa: heads on the target's last hidden state propose several tokens ahead at once (Cai et al., arXiv 2401.10774).
 
-The target chose the pending token from the row before it; head k reads that same row and proposes the k-th token after
-the pending one. One run of the graph `medusa` per cycle and batch gives the best tokens of every head with their
-log-probabilities; they make a chain, or a tree where the budget has room for branches: of the shape that was measured
-at training (`tree` in the manifest), or else the likeliest paths by the heads' own probabilities.
+The target chose the pending token from the hidden state before it; head k reads that same one and proposes the k-th
+token after the pending one. One run of the graph `medusa` per cycle and batch gives the best tokens of every head with
+their log-probabilities; they make a chain, or a tree where the budget has room for branches: of the shape that was
+measured at training (`tree` in the manifest), or else the likeliest paths by the heads' own probabilities.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from ...engines.buffers import HostBuffer
 from ...sampling.sampler import draw
 from ...speculative.proposer import Proposer
 from ...speedup.budget import Budget
+from .medusa_options import MedusaOptions
 from .static_tree import Parents, grow, within
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
+    from ...decoder.decoder import Decoder
     from ...decoder.device.draft_chain import Keep
-    from ...decoder.forward_pass import Decoder
     from ...sampling.draft_sampling import DraftSampling
     from ...sampling.verify import Verdict
     from ...speculative.sequence import Sequence
@@ -48,7 +49,7 @@ def _shape(order: Parents, budget: Budget) -> tuple[TokenTree, _Places]:
 
 
 class Medusa(Proposer):
-    """The draft kind `medusa`. Keeps one row per open sequence: the one that the pending token was chosen from.
+    """The draft kind `medusa`. Keeps one hidden state per open sequence: the one that the pending token was chosen from.
 
     Raises `BundleError` for a draft without its graph. A sequence whose heads give no numbers ends with that error.
     """
@@ -57,19 +58,21 @@ class Medusa(Proposer):
     needs_hidden: ClassVar[bool] = True
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
-        graph = draft.graphs.get("medusa")
-        if graph is None or draft.heads is None or draft.ranks is None:
+        graph, options = draft.graphs.get("medusa"), draft.options
+        if not isinstance(options, MedusaOptions) or graph is None:
             raise BundleError(f"manifest: draft {draft.name!r} has no graph of heads; build the bundle again")
-        self.name, self._graph, self._tree = draft.name, graph, draft.tree
+        if options.heads is None or options.ranks is None:
+            raise BundleError(f"manifest: draft {draft.name!r} has no graph of heads; build the bundle again")
+        self.name, self._graph, self._tree = draft.name, graph, options.tree
         self.draft_graph = graph
-        self._heads, self._ranks = draft.heads, draft.ranks
+        self._heads, self._ranks = options.heads, options.ranks
         self._vocabulary = decoder.manifest.text.vocab_size
         if self._tree:
             _, depths, ranks = within(self._tree, Budget(len(self._tree) + 1, len(self._tree)))
-            if max(ranks) >= draft.ranks or max(depths) >= draft.heads:
+            if max(ranks) >= options.ranks or max(depths) >= options.heads:
                 raise BundleError(
                     f"manifest: the tree of draft {draft.name!r} needs {max(depths) + 1} heads of {max(ranks) + 1} ranks, the "
-                    f"draft has {draft.heads} of {draft.ranks}; build the bundle again"
+                    f"draft has {options.heads} of {options.ranks}; build the bundle again"
                 )
         self._engine, batch = decoder.engine, decoder.arena.max_batch
         self._size, self._dtype, self._batch = decoder.manifest.decoder.hidden_size, decoder.dtype, batch
@@ -77,10 +80,12 @@ class Medusa(Proposer):
             f"{draft.name}.rows", batch * self._size * DTYPES[self._dtype].itemsize, zeroed=True
         )
         self._index = HostBuffer(self._engine, f"{draft.name}.row_index", batch, "int64")
-        found = batch * self._heads * self._ranks
-        self._tokens = self._engine.allocate(f"{draft.name}.token_ids", found * DTYPES["int64"].itemsize)
+        num_proposals = batch * self._heads * self._ranks
+        self._tokens = self._engine.allocate(
+            f"{draft.name}.token_ids", num_proposals * DTYPES["int64"].itemsize
+        )
         self._scores = self._engine.allocate(
-            f"{draft.name}.log_probabilities", found * DTYPES["float32"].itemsize
+            f"{draft.name}.log_probabilities", num_proposals * DTYPES["float32"].itemsize
         )
         self._shapes: dict[Budget, tuple[TokenTree, _Places]] = {}
         self._batch_indices: dict[Sequence, int] = {}
@@ -88,7 +93,7 @@ class Medusa(Proposer):
         self._calls: dict[int, tuple[Call, View, View]] = {}
 
     def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
-        """Keep the last row of a chunk; that of the last chunk is the one the first token is chosen from."""
+        """Keep the last hidden state of a chunk; that of the last chunk is the one the first token is chosen from."""
         if sequence not in self._batch_indices:
             self._batch_indices[sequence] = self._free.pop()
         self._keep(sequence, hidden_states, hidden_states.shape[1] - 1)
@@ -103,18 +108,18 @@ class Medusa(Proposer):
         scores, tokens = self._engine.read(log_probabilities), self._engine.read(token_ids)
         self.check_ids(tokens, self._vocabulary)
         trees = []
-        for row, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
-            mine = scores[row].tolist()
+        for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
+            mine = scores[index].tolist()
             # NaN or +inf anywhere in a head's logits makes the sum of its exponentials that, and all its values NaN.
             if all(isfinite(head[0]) for head in mine):
                 if budget.nodes <= budget.depth:
                     budget = Budget.chain(_sure(sequence, mine[: budget.nodes]))
                 if sequence.drawing is not None and budget.nodes <= budget.depth:
                     trees.append(
-                        self._drawn(sequence, sequence.drawing, tokens[row], scores[row], budget.nodes)
+                        self._drawn(sequence, sequence.drawing, tokens[index], scores[index], budget.nodes)
                     )
                 else:
-                    trees.append(self._tree_of(sequence.tokens[-1], tokens[row], mine, budget))
+                    trees.append(self._tree_of(sequence.tokens[-1], tokens[index], mine, budget))
                 continue
             sequence.fail(not_finite(self._graph, mine[0][0]))
             trees.append(TokenTree.chain(sequence.tokens[-1:]))
@@ -140,7 +145,7 @@ class Medusa(Proposer):
     def advance(
         self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
     ) -> None:
-        """Keep the row of the last accepted node."""
+        """Keep the hidden state of the last accepted node."""
         assert hidden_states is not None
         self._keep(sequence, hidden_states, verdict.path[-1] if verdict.path else 0)
 
@@ -171,8 +176,8 @@ class Medusa(Proposer):
     def _drawn(
         self, sequence: Sequence, drawing: DraftSampling, tokens: np.ndarray, scores: np.ndarray, most: int
     ) -> TokenTree:
-        """A chain with what it is drawn from: of head k the softmax over its ranks alone, after the request's temperature
-        and the like. Any q is one; that of a head need not know what the heads before it drew."""
+        """A chain with what it is drawn from: of head k the softmax over its ranks alone, after the request's
+        temperature and the like. Any q is one; that of a head need not know what the heads before it drew."""
         sampling, chain, q = sequence.sampling, [sequence.tokens[-1]], []
         for depth, (ids, ranked) in enumerate(zip(tokens[:most], scores[:most], strict=True)):
             shares = sampling.probabilities(ranked)
@@ -191,18 +196,19 @@ class Medusa(Proposer):
         return tree
 
     def _keep(self, sequence: Sequence, hidden_states: View, index: int) -> None:
-        """Copy `row` of `rows` [1, n, E] to the sequence's place; where the buffers are."""
+        """Copy entry `index` of `hidden_states` [1, n, E] to the sequence's place; where the buffers are."""
         size = self._size
         source = hidden_states.buffer.view((1, 1, size), self._dtype, hidden_states.offset + index * size)
         target = self._hidden_states.view((1, 1, size), self._dtype, self._batch_indices[sequence] * size)
         self._engine.copy(target, source).run()
 
     def _bind(self, count: int) -> tuple[Call, View, View]:
-        found = self._calls[count] = self._bound(self._index.view((count,)))
-        return found
+        result = self._calls[count] = self._bound(self._index.view((count,)))
+        return result
 
     def _bound(self, index: View) -> tuple[Call, View, View]:
-        """The heads on kept rows `index` [n], and where their best tokens and log-probabilities [n, heads, ranks] will be."""
+        """The heads on the kept hidden states at `index` [n], and where their best tokens and log-probabilities
+        [n, heads, ranks] will be."""
         shape = (index.shape[0], self._heads, self._ranks)
         tokens, scores = self._tokens.view(shape, "int64"), self._scores.view(shape, "float32")
         inputs = {

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from ...speedup.budget import Budget
 
 Parents = list[int]
-"""Parent of every node in the order of growth, −1 below the root. The n-th child of a node, counted from 0, is of rank n."""
+"""Parent of every node in the order of growth, −1 below the root. The n-th child of a node, counted from 0, is of rank
+n."""
 
 
 def grow(scores: Sequence[Sequence[float]], nodes: int) -> Parents:
@@ -44,7 +45,7 @@ def within(parents: Sequence[int], budget: Budget) -> tuple[Parents, list[int], 
     """(parents, depths from 0, ranks) of the first nodes of an order of growth that a budget has room for.
 
     They are handed out path by path, the path of first children first: where that is accepted, which is the likeliest,
-    its rows lie one behind the other already and need not be moved. A budget without room for branches takes that path
+    its slots lie one behind the other already and need not be moved. A budget without room for branches takes that path
     alone.
     """
     chain = budget.nodes <= budget.depth

@@ -91,15 +91,15 @@ class NgramIndex:
             tokens = self.chain(budget.nodes)
             return tokens, list(range(-1, len(tokens) - 1))
         tokens, parents = [], []
-        found: dict[tuple[int, int], int] = {}
+        nodes: dict[tuple[int, int], int] = {}
         for place in self.places():
             node = -1
             for token in self._read(place, budget.depth):
-                child = found.get((node, token))
+                child = nodes.get((node, token))
                 if child is None:
                     if len(tokens) == budget.nodes:
                         return tokens, parents
-                    child = found[node, token] = len(tokens)
+                    child = nodes[node, token] = len(tokens)
                     tokens.append(token)
                     parents.append(node)
                 node = child

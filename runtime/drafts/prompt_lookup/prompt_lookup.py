@@ -14,7 +14,7 @@ from .ngram_index import NgramIndex
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
-    from ...decoder.forward_pass import Decoder
+    from ...decoder.decoder import Decoder
     from ...speculative.sequence import Sequence
 
 LONGEST, SHORTEST = 3, 1

@@ -20,6 +20,19 @@ PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
 }
 """`image.processor` of a manifest → function. A new processor is one line here."""
 
+DIMENSIONS: dict[str, Callable[[ImageInfo, int], dict[str, tuple[int, int]]]] = {
+    "llava-next": tiles.dimensions,
+    "qwen2-vl": patches.dimensions,
+}
+"""The same for those whose pictures differ in size: (settings, most rows of a picture) → symbolic dimension of the graph
+`vision` → (usual, largest)."""
+
+
+def dimensions(settings: ImageInfo | None, most_rows: int) -> dict[str, tuple[int, int]]:
+    """Symbolic dimensions of the graph `vision` beside its batch → (usual, largest); none for a tower of one size."""
+    made = None if settings is None else DIMENSIONS.get(settings.processor)
+    return {} if settings is None or made is None else made(settings, most_rows)
+
 
 def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
     """`pixel_values` float32 [n, 3, H, W] of an RGB image, by the processor that the manifest names; n is 1 but for a

@@ -16,6 +16,9 @@ from ..windows import Grid
 from .normal import normalized
 from .resample import resampling
 
+USUAL_UNITS = 256
+"""Rows of a picture of 448 × 448, whose windows mostly hold 16."""
+
 SLIMMEST = 200
 """Largest ratio of a picture's sides."""
 
@@ -31,6 +34,12 @@ def resized(image: Image.Image, size: tuple[int, int], settings: ImageInfo) -> n
     height, width = size
     pixels = image.resize((width, height), resample=resampling(settings.resample))
     return normalized(pixels_of(pixels), settings)
+
+
+def dimensions(settings: ImageInfo, most_rows: int) -> dict[str, tuple[int, int]]:
+    """Units and windows of a picture, (usual, largest); most windows has one as slim as it can be."""
+    windows = -(-most_rows // settings_of(settings)[0].window_side)
+    return {"units": (USUAL_UNITS, most_rows), "windows": (USUAL_UNITS // 16, windows)}
 
 
 def settings_of(settings: ImageInfo) -> tuple[Grid, int, int]:

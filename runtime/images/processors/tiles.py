@@ -38,6 +38,12 @@ def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
     return np.concatenate([normalized(tile, settings) for tile in (whole, *tiles.reshape(-1, side, side, 3))])
 
 
+def dimensions(settings: ImageInfo, most_rows: int) -> dict[str, tuple[int, int]]:
+    """Tiles and rows of a picture, (usual, largest): one that is cut into tiles mostly fills as many as there can be."""
+    most = settings_of(settings).most_tiles
+    return {"tiles": (most, most), "rows": (most_rows, most_rows)}
+
+
 def settings_of(settings: ImageInfo) -> Tiling:
     """The tiling of a manifest. Raises `BundleError` for settings that are none."""
     side, patch = settings.height, settings.extra.get("patch_size")

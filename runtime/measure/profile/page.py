@@ -140,7 +140,7 @@ def warnings(report: Mapping[str, Any]) -> list[str]:
 def measured_line(report: Mapping[str, Any]) -> str:
     """Where the reader stands in the predictions: what acceptance was seen."""
     if not report["measured"]:
-        return "No acceptance was measured: `vlmexport calibrate BUNDLE --data …` says which row holds for your requests."
+        return "No acceptance was measured: `vlmexport tune BUNDLE --data …` says which row holds for your requests."
     seen = [
         f"{draft} {row['acceptance']:.2f} ({_paying(row)}; {row['data']})"
         for draft, row in report["measured"].items()

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...bundle.folder import Bundle
-from ...bundle.interfaces import CHANGING, reads_prompts
 from ...bundle.manifest import Manifest
 from ...families import get_family
+from ...graphs.registry import graph_role
+from ...graphs.role import PREFILL as CHUNK
+from ...graphs.role import REQUEST, TOKEN, VERIFY
 from ...images.synthetic import synthetic_image
 from ..synthetic_inputs import pass_sizes
 
@@ -80,25 +82,20 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
     wide = sorted(width for width in set(widths) if width > 1)
     found: list[Point] = []
     for name, graph in manifest.graphs.items():
-        if graph.role == "vision":
+        role = graph_role(graph.role)
+        phases = role.timed_phases(graph)
+        if REQUEST in phases and role.reads_picture:
             run, rows = _picture(bundle)
-            found.append(Point(name, "request", rows, fixed, run))
-        elif graph.role in ("encoder", "cross_kv"):
-            found.append(Point(name, "request", source, fixed))
-        elif graph.role == "adaptor":
-            rows = _picture(bundle)[1]
-            found.append(Point(name, "request", rows, {**fixed, "image_rows": rows}))
-        elif graph.role == "commit":
-            found += [_at(name, "verify", width, fixed) for width in wide]
-        elif graph.role in ("embed", "segment", "head", "fusion") or reads_prompts(graph):
-            # A prompt's last row alone gets logits.
-            found.append(_at(name, "prefill", chunk, fixed, rows=1))
-            found.append(_at(name, "token", 1, fixed))
-            found += [_at(name, "verify", width, fixed) for width in wide]
-        else:
-            found.append(_at(name, "token", 1, fixed))
-            if graph.role in ("mask", *CHANGING):
-                found += [_at(name, "verify", width, fixed) for width in wide]
+            given = run if role.interface is None else {}
+            found.append(Point(name, REQUEST, rows, {**fixed, "image_rows": rows}, given))
+        elif REQUEST in phases:
+            found.append(Point(name, REQUEST, source, fixed))
+        if CHUNK in phases:  # a prompt's last row alone gets logits
+            found.append(_at(name, CHUNK, chunk, fixed, rows=1))
+        if TOKEN in phases:
+            found.append(_at(name, TOKEN, 1, fixed))
+        if VERIFY in phases:
+            found += [_at(name, VERIFY, width, fixed) for width in wide]
     return found
 
 

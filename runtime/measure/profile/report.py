@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance of a drafted token for which a draft's best length is predicted."""
-
-PER_REQUEST = ("vision", "encoder", "cross_kv", "adaptor")
 
 
 def table_of(manifest: Manifest, timings: Iterable[Timing], *, embed: bool) -> CostTable:
@@ -105,7 +104,7 @@ def build_report(
 
 
 def measured(manifest: Manifest, table: CostTable, longest: Mapping[str, int]) -> dict[str, Any]:
-    """Of every draft whose acceptance the bundle knows (`vlmexport calibrate`, decoding chains): the prediction for that."""
+    """Of every draft whose acceptance the bundle knows (`vlmexport tune`, decoding chains): the prediction for that."""
     found: dict[str, Any] = {}
     for entry in stored_acceptance(manifest):
         seen, draft = entry.observed, entry.draft
@@ -132,7 +131,7 @@ def split(
     """Where the time of a request goes, in milliseconds, with the bundle's own draft at the length that is fastest at
     `alpha`. `host` is what cycles take outside their graphs, None where only graphs were timed."""
     roles = {name: graph.role for name, graph in manifest.graphs.items()}
-    once: dict[str, float] = dict.fromkeys(PER_REQUEST, 0.0)
+    once: dict[str, float] = defaultdict(float)
     prefill: dict[str, float] = {}
     chunk = 0
     for each in timings:
@@ -151,7 +150,7 @@ def split(
     if draft is not None and info is not None:
         costs = table.drafts[draft]
         drafting = costs.once + length * (costs.trunk + costs.propose)
-        before = once["adaptor"] if "adaptor" in info.graphs else 0.0
+        before = sum(once[role] for role in info.graphs)
     whole = None if timed is None else timed(draft, length)
     milliseconds: dict[str, float | None] = {
         "vision": once["vision"],

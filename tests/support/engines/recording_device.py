@@ -15,9 +15,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from vlmexport.runtime.bundle.interfaces import CHANGING
 from vlmexport.runtime.bundle.manifest import GraphInfo, ValueInfo
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
+from vlmexport.runtime.graphs.on_device import CHANGING
 
 from .device_memory import DEFINED, GARBAGE, WRITTEN, DeviceMemory
 from .stream import Captured, Context, Counts, Stream

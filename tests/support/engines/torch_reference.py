@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import EncoderDecoderCache
 from vlmexport.runtime.bundle.float32_view import as_float32
+from vlmexport.runtime.drafts.layer_skip_options import skipped_by
 from vlmexport.runtime.engines.base import Buffer, Engine, View
 
 from tests.support.skipped_oracle import without
@@ -432,7 +433,7 @@ class TorchReference(Engine):
         self, manifest: Any, model: Any, networks: Mapping[str, torch.nn.Module] | None = None
     ) -> None:
         super().__init__(as_float32(manifest).graphs)
-        left_out = next((draft.skipped for draft in manifest.drafts if draft.skipped is not None), None)
+        left_out = skipped_by(manifest)
         kind = FAMILIES[manifest.model.family, manifest.model.decoder]
         self._model = kind(model, networks or {}, left_out)
 

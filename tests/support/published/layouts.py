@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-CHECKPOINTS = Path(__file__).parents[2] / "published" / "checkpoints"
+CHECKPOINTS = Path(__file__).parents[2] / "integration" / "published" / "checkpoints"
 OWN = "layout.json"
 
 

@@ -25,7 +25,8 @@ def build_options() -> list[Any]:
     from vlmexport.runtime.cli import build_app
 
     group: Any = typer.main.get_command(build_app("build"))
-    return [option for option in group.commands["build"].params if option.param_type_name == "option"]
+    parameters = group.commands["build"].params
+    return [each for each in parameters if each.param_type_name == "option" and each.name != "help_all"]
 
 
 class VlmexportExportCommand(BaseOptimumCLICommand):

@@ -1,0 +1,80 @@
+"""What a target computes over given texts (teacher forcing), which drafts learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass
+class Rows:
+    """Rows of a target at the positions where a draft may propose.
+
+    Row r saw the text up to its own input token; `tokens[r]` is what follows in the text. The first
+    answer token is not among them, unless it was asked for: prefill emits it.
+    """
+
+    trunk: Tensor  # [N, E] after layer n
+    residuals: Tensor  # [N, K, E] after the last K layers, before the final norm
+    tokens: Tensor  # int64 [N]
+    records: Tensor  # int64 [N], index into the batch of records
+    positions: Tensor  # int64 [N], index of the token in its answer, from 1 (0 is the one that prefill emits)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def select(self, kept: Tensor) -> Rows:
+        """The rows of a bool [N]."""
+        return Rows(*(getattr(self, one.name)[kept] for one in fields(self)))
+
+
+@dataclass
+class Texts:
+    """Whole texts of B records, prompts included: for drafts that look back at what they read.
+
+    Place t of a record is the target's row at position t with the token that follows it there; places behind its end are
+    zero. A draft may learn from place t where the token after that one is the target's to say and not the first of an
+    answer, which prefill emits.
+    """
+
+    hidden: Tensor  # [B, T, E] after the last layer, before the final norm
+    embedded: Tensor  # [B, T, E] the embedding of the token that follows
+    tokens: Tensor  # int64 [B, T] that token
+    learned: Tensor  # bool [B, T] places whose next row, and the token that it says, are known and part of an answer
+    pictures: list[
+        list[tuple[int, Tensor]]
+    ]  # of each record: position of a picture's or video's first row, and its rows [time steps, n, E]
+    taps: Mapping[int, Tensor] = field(default_factory=dict)  # number of layers → [B, T, E] after them
+    lengths: Sequence[int] = ()  # places of each text
+
+    def __len__(self) -> int:
+        return int(self.learned.sum())
+
+
+@contextmanager
+def layer_outputs(
+    layers: nn.ModuleList, numbers: Iterable[int], lm_head: nn.Module
+) -> Iterator[dict[int, Tensor]]:
+    """Number of a layer, from 1 → hidden states [B, T, E] after it, of what the model runs meanwhile.
+
+    `lm_head` reads the first token of each text alone: logits of all would take more memory than all else, and nobody
+    reads them.
+    """
+    outputs: dict[int, Tensor] = {}
+
+    def keep(number: int, output: Any) -> None:
+        outputs[number] = output[0] if isinstance(output, tuple) else output
+
+    with ExitStack() as stack:
+        for number in set(numbers):
+            hook = layers[number - 1].register_forward_hook(
+                lambda *seen, number=number: keep(number, seen[-1])
+            )
+            stack.callback(hook.remove)
+        short = lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, :1],))
+        stack.callback(short.remove)
+        yield outputs

@@ -1,0 +1,57 @@
+"""What every family refuses of a configuration, and the configuration of one layer."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ....runtime.common.errors import UnsupportedModelError
+
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
+
+MOST_LAYERS = 1024  # as in a manifest
+
+
+def single_layer(config: Any) -> Any:
+    """A copy of a language model's configuration with one layer: a small stand-in where only other parts are traced."""
+    small = copy.deepcopy(config)
+    for name in LAYER_COUNTS:
+        if getattr(small, name, None) is not None:
+            setattr(small, name, 1)
+    return small
+
+
+SIZES = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_heads",
+    "head_dim",
+    "d_kv",
+    "hidden_size",
+    "d_model",
+    "vocab_size",
+)
+"""Sizes of layers in the configurations of all families; none may be below 1."""
+
+
+def check_common(config: Any, architecture: str) -> None:
+    """Refuses options that no family supports."""
+    for name in LAYER_COUNTS:
+        count = getattr(config, name, None)
+        if count is not None and (type(count) is not int or not 1 <= count <= MOST_LAYERS):
+            raise UnsupportedModelError(f"{architecture}: {name}={count!r} is not in 1..{MOST_LAYERS}")
+    for name in SIZES:
+        size = getattr(config, name, None)
+        if size is not None and (type(size) is not int or size < 1):
+            raise UnsupportedModelError(
+                f"{architecture}: {name}={size!r:.40} is not a positive integer; correct config.json"
+            )
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        raise UnsupportedModelError(
+            f"{architecture}: sliding_window={config.sliding_window} is not supported"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise UnsupportedModelError(
+            f"{architecture}: layer_types {sorted(kinds)} are not supported, only full_attention"
+        )

@@ -1,0 +1,100 @@
+"""What families, language models and vision towers say of themselves: graphs, shapes, modules, prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One graph of a bundle. `layers` is set for segments: [first, last); `wide` computes in float32 where `model`, on
+    narrow weights, does not; `folded` computes what `model` does, without groups of queries, where that has them."""
+
+    name: str
+    role: str
+    model: ir.Model
+    layers: tuple[int, int] | None = None
+    wide: ir.Model | None = None
+    folded: ir.Model | None = None
+
+    @property
+    def files(self) -> dict[str, ir.Model]:
+        """Name of every file → what it holds."""
+        forms = {self.file: self.model, self.wide_file: self.wide, self.folded_file: self.folded}
+        return {name: model for name, model in forms.items() if name is not None and model is not None}
+
+    @property
+    def file(self) -> str:
+        """Of `model`."""
+        return f"{self.name}.onnx"
+
+    @property
+    def wide_file(self) -> str | None:
+        """Of `wide`."""
+        return None if self.wide is None else f"{self.name}.float32.onnx"
+
+    @property
+    def folded_file(self) -> str | None:
+        """Of `folded`."""
+        return None if self.folded is None else f"{self.name}.folded.onnx"
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """What the runtime needs to know of the decoder; fields as in the manifest's `decoder`."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    position: str
+    mask_dtype: str
+    mask_heads: int
+    cross_attention: bool
+    relative_bias: dict[str, Any] | None = None
+    max_positions: int | None = None
+    """Rows of a learned table of positions."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Modules of a real transformers model, for those who compare with it or learn from it.
+
+    `lm_head(final_norm(hidden_states) * logit_scale)` are the logits of hidden states after the last of `layers`. `encoder`
+    is a text encoder; in the output of `vision_output`, `image_embeds` finds the embeddings [..., E] that the language
+    model sees of pictures. `rotary` turns positions into angles, where the model has such a module.
+    """
+
+    layers: nn.ModuleList
+    final_norm: nn.Module
+    lm_head: nn.Module
+    embed: nn.Module
+    logit_scale: float = 1.0
+    encoder: nn.Module | None = None
+    vision_output: nn.Module | None = None
+    image_embeds: Callable[[Any], torch.Tensor] | None = None
+    rotary: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class ReferencePrompt:
+    """One request as the model's own processor and tokenizer lay it out.
+
+    `input_ids` are what the model reads (empty for one that reads pictures only), `vision` the tensors of its vision
+    tower, and `decoder_ids` what its decoder starts with, or None where that is `input_ids` itself. `positions` [axes, n]
+    are those of the rows where they do not just count. `video_steps` are the time steps of each video, in order; those of
+    one have equally many rows.
+    """
+
+    input_ids: tuple[int, ...] = ()
+    vision: Mapping[str, torch.Tensor] | None = None
+    decoder_ids: tuple[int, ...] | None = None
+    positions: torch.Tensor | None = None
+    video_steps: tuple[int, ...] = ()

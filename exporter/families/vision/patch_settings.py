@@ -1,0 +1,96 @@
+"""Settings of processors that cut pictures and frames of any size into patches, translated for the manifest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....runtime.common.errors import UnsupportedModelError
+from ....runtime.images.windows import Grid
+from ..common.images import RESAMPLE, described_processor
+
+
+def patched_image(
+    settings: dict[str, Any], grid: Grid, processor: str, reference: Any, most_pixels: int | None = None
+) -> dict[str, Any]:
+    """Settings of a processor that resizes to whole units of patches, rescales and normalises; see `square_image`.
+
+    `grid` is the tower's. Pictures keep between `min_pixels` and `max_pixels`, which `most_pixels` lowers.
+    """
+    described = described_processor(settings, None, processor, reference, refused=())
+    found: dict[str, Any] = {}
+    for name in ("patch_size", "merge_size", "temporal_patch_size"):
+        found[name] = settings.get(name, getattr(reference, name))
+        if found[name] != getattr(grid, name):
+            raise UnsupportedModelError(
+                f"image processor: {name}={found[name]!r:.40} differs from the vision tower's {getattr(grid, name)}"
+            )
+    given = settings.get("size") or {}
+    if not isinstance(given, dict):
+        raise UnsupportedModelError(
+            f"image processor: size {given!r:.40} is no object of shortest_edge and longest_edge, in pixels"
+        )
+    size = {**reference.size, **given}
+    for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        asked = settings.get(name)
+        found[name] = size.get(edge) if asked is None else asked
+    if most_pixels is not None and type(found["max_pixels"]) is int:
+        found["max_pixels"] = min(most_pixels, found["max_pixels"])
+    least, most = found["min_pixels"], found["max_pixels"]
+    if type(least) is not int or type(most) is not int or not 1 <= least <= most or most < grid.unit_pixels:
+        raise UnsupportedModelError(
+            f"image processor: {least!r:.40} to {most!r:.40} pixels are no sizes of pictures"
+            + ("" if most_pixels is None else f"; --max-pixels {most_pixels} is too small for this model")
+        )
+    return {**described, **found}
+
+
+def sampled_video(
+    settings: dict[str, Any],
+    image: dict[str, Any],
+    token_id: int,
+    tokens_per_second: float,
+    most_pixels: int | None = None,
+) -> dict[str, Any]:
+    """Settings of a processor that samples frames and reads them as `image` (see `patched_image`) says.
+
+    `most_pixels` lowers the bounds of a frame. `settings` are the video processor's; {} for a folder without any, whose
+    authors read videos by the defaults here (qwen-vl-utils; transformers' `Qwen2VLVideoProcessor`), not by the pictures'
+    bounds.
+    Raises UnsupportedModelError where frames are not read as pictures are.
+    """
+    alike = {
+        "patch_size": "patch_size",
+        "temporal_patch_size": "temporal_patch_size",
+        "merge_size": "merge_size",
+    }
+    alike |= {"image_mean": "mean", "image_std": "std", "rescale_factor": "rescale_factor"}
+    for name, known in alike.items():
+        if name in settings and settings[name] != image[known]:
+            raise UnsupportedModelError(
+                f"video processor: {name}={settings[name]!r:.80} differs from the image processor's {image[known]}"
+            )
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if settings.get(name) is False:
+            raise UnsupportedModelError(f"video processor: {name}=false is not supported")
+    if "resample" in settings and RESAMPLE.get(settings["resample"]) != image["resample"]:
+        raise UnsupportedModelError(
+            f"video processor: resample={settings['resample']!r:.40} differs from the image processor's "
+            f"{image['resample']}"
+        )
+    size, unit = settings.get("size") or {}, (image["patch_size"] * image["merge_size"]) ** 2
+    asked = lambda name, default: default if settings.get(name) is None else settings[name]  # noqa: E731
+    pixels = {
+        "min_pixels": asked("min_pixels", size.get("shortest_edge", 128 * unit)),
+        "max_pixels": asked("max_pixels", size.get("longest_edge", 768 * unit)),
+    }
+    if most_pixels is not None:
+        pixels = {name: min(most_pixels, value) for name, value in pixels.items()}
+    return {
+        "token_id": token_id,
+        "fps": asked("fps", 2.0),
+        "min_frames": asked("min_frames", 4),
+        "max_frames": asked("max_frames", 768),
+        **pixels,
+        "max_rows": int(asked("max_video_tokens", 128_000) * 0.9),
+        "tokens_per_second": tokens_per_second,
+    }

@@ -1,0 +1,1 @@
+"""Roles of graphs: what each takes and gives, when it runs, and who declares it."""

@@ -1,0 +1,89 @@
+"""Inputs and outputs that several graphs have: hidden states, caches, and what says where tokens stand and what they
+see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .role import Shape, Values
+
+if TYPE_CHECKING:
+    from ..bundle.draft_options import DraftCache
+    from ..bundle.manifest import Manifest
+
+
+def hidden_states(manifest: Manifest) -> tuple[str, Shape]:
+    """Rows of a pass, [batch, width, E]."""
+    return manifest.compute_dtype, ("batch", "width", manifest.decoder.hidden_size)
+
+
+def embedding_table(manifest: Manifest) -> tuple[str, Shape]:
+    """[V, E], as it is stored."""
+    table = manifest.tensors["embedding_table"]
+    return table.dtype, tuple(table.shape)
+
+
+def positions_shape(position: str, first_layer: int) -> Shape | None:
+    """Shape of a segment's input `positions` (int64), or None where it takes none.
+
+    Rotary angles are computed in every segment, from one position per token or, with M-RoPE, from three; a table of
+    learned positions is added to the hidden states once, by the segment that starts at layer 0.
+    """
+    if position == "rotary" or (position == "learned" and first_layer == 0):
+        return ("batch", "width")
+    return (3, "batch", "width") if position == "mrope" else None
+
+
+def caches(manifest: Manifest, layers: Iterable[int], prefix: str = "") -> Values:
+    """Keys and values of layers of the target."""
+    decoder = manifest.decoder
+    shape: Shape = ("batch", decoder.num_kv_heads, "cache", decoder.head_dim)
+    return {
+        f"{prefix}{kind}_cache.{layer}": (manifest.cache_dtype, shape)
+        for kind in ("key", "value")
+        for layer in layers
+    }
+
+
+def cross_caches(manifest: Manifest, layers: Iterable[int]) -> Values:
+    """Keys and values of cross-attention."""
+    decoder = manifest.decoder
+    shape: Shape = ("batch", decoder.num_heads, "source", decoder.head_dim)
+    return {
+        f"cross_{kind}.{layer}": (manifest.cache_dtype, shape)
+        for kind in ("key", "value")
+        for layer in layers
+    }
+
+
+def layers_interface(manifest: Manifest, first: int, attention: Iterable[int]) -> tuple[Values, Values]:
+    """Of a graph that computes hidden states from layer `first` on, with keys and values of the layers `attention`."""
+    decoder, attention = manifest.decoder, list(attention)
+    inputs: Values = {
+        "hidden": hidden_states(manifest),
+        "write_indices": ("int64", ("batch",)),
+        "attn_mask": (decoder.mask_dtype, ("batch", decoder.mask_heads, "width", "cache")),
+        **caches(manifest, attention),
+    }
+    positions = positions_shape(decoder.position, first)
+    if positions is not None:
+        inputs["positions"] = ("int64", positions)
+    if decoder.cross_attention:
+        inputs["cross_mask"] = ("bool", ("batch", 1, "width", "source"))
+        inputs |= cross_caches(manifest, attention)
+    return inputs, caches(manifest, attention, "updated_") | {"hidden_out": hidden_states(manifest)}
+
+
+def own_layer(manifest: Manifest, cache: DraftCache) -> tuple[Values, Values]:
+    """What every graph takes and gives that is one layer with keys and values of its own: where its tokens stand, what
+    they see, and the cache."""
+    shape: Shape = ("batch", cache.num_kv_heads, "cache", cache.head_dim)
+    own = dict.fromkeys(("key_cache.0", "value_cache.0"), (manifest.cache_dtype, shape))
+    inputs: Values = {
+        "positions": ("int64", ("batch", "width")),
+        "write_indices": ("int64", ("batch",)),
+        "attn_mask": ("bool", ("batch", 1, "width", "cache")),
+        **own,
+    }
+    return inputs, {f"updated_{name}": value for name, value in own.items()}

@@ -1,0 +1,27 @@
+"""The controller of a session: it decides from a stored table and what it has seen, never from the clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..bundle.stored_acceptance import measured_chains, measured_trees
+from ..bundle.stored_costs import pick_costs, with_combinations
+from ..policy.adaptive import Adaptive
+from ..speedup.budget import Budget
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import Manifest
+
+
+def make_controller(
+    manifest: Manifest, machine: str, threads: int, learn: str, threshold: float | None
+) -> Adaptive:
+    """A controller for a bundle on this machine; `learn` and `threshold` as `Settings` of a request choose them."""
+    costs = with_combinations(pick_costs(manifest, machine, threads), manifest.drafts)
+    costs = replace(costs, least=manifest.verify_width or 1)
+    most = Budget.chain(manifest.widest_tree - 1)
+    trees, chains = measured_trees(manifest), measured_chains(manifest)
+    untrained = [draft.name for draft in manifest.drafts if not draft.trained]
+    heads = {draft.name: n for draft in manifest.drafts if (n := draft.options.most_tokens) is not None}
+    return Adaptive(costs, most, learn, threshold, trees, chains, untrained, heads)

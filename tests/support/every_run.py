@@ -1,0 +1,81 @@
+"""Which cases of costly tests are in every run. The rest is `slow`: `make test-all` runs it.
+
+A case is here because it costs seconds (it builds or trains something of its own), and because neither a planted error nor a
+family × draft × engine needs it (`tests/contract/test_selection.py`). Tables whose products are cut by rule mark their own
+cases (`pairs.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+
+FAMILIES = r"^(?!.*two-cuts)(?!.*float16)|^llama-two-cuts|^t5-float16$"
+"""Bundles that other tests build in any case."""
+
+KEPT: dict[str, int | str] = {
+    "contract/test_graphs.py::test_every_declared_input_is_consumed": FAMILIES,
+    "contract/test_graphs.py::test_plain_operators_and_explicit_masks_only": FAMILIES,
+    "contract/test_graphs.py::test_tensorrt_builds_every_graph": 1,
+    "contract/test_lowered_plans.py::test_every_graph_gets_a_portable_plan": 1,
+    "contract/test_lowering.py::test_every_graph_is_valid_and_of_listed_operators": FAMILIES,
+    "contract/test_native_plans.py::test_every_graph_gets_a_native_plan": 1,
+    "integration/project/test_kill_campaign.py::test_careless_writer_is_detected": 4,
+    "integration/project/test_tables.py::test_tables_of_commands_on_a_bundle": 0,
+    "integration/published/test_published.py::test_a_published_layout_builds_or_is_refused_by_name": (
+        r"^(?!google--flan-t5-base|llava-hf--llava-v1.6|nlpconnect)"
+    ),
+    "integration/published/test_published_drafts.py::test_a_published_draft_changes_no_token_or_is_refused": 3,
+    "recipes/test_smollm2_llava_training.py": 1,
+    "recipes/test_tiny_model_training.py": 1,
+    "recipes/test_tiny_qwen2_5_vl_training.py": 2,
+    "recipes/test_tiny_vit_gpt2_training.py": 2,
+    "unit/calibration/test_bundled_models.py::test_bundled_model_reads_pictures_with_calibrated_confidence": 1,
+    "unit/calibration/test_bundled_models.py::test_a_recipe_and_eval_measure_the_same": 1,
+    "unit/calibration/test_distributed_training.py::test_the_command_shares_its_batches_on_the_default_device": 0,
+    "unit/calibration/test_eagle3_training.py::test_figures_are_those_of_the_runtime": 1,
+    "unit/calibration/test_eagle_training.py::test_a_trained_layer_is_built_and_drafts_as_eval_says": 1,
+    "unit/calibration/test_generation.py::test_the_runtime_answers_like_pytorch": 1,
+    "unit/calibration/test_imitation_attention.py::test_a_trained_network_is_built_and_drafts_as_eval_says": 1,
+    "unit/calibration/test_medusa_training.py::test_a_trained_draft_is_built_and_drafts": 2,
+    "unit/calibration/test_scene_films.py::test_no_single_frame_answers_a_question": 0,
+    "unit/calibration/test_training.py::test_a_cosine_that_moves_its_target_leaves_the_last_rows": 1,
+    "unit/calibration/test_training.py::test_training_lowers_the_loss_and_not_one_bit_of_the_target_changes": 3,
+    "unit/exporter/test_blip2_graphs.py::test_vision": 1,
+    "unit/exporter/test_dry_run.py::test_the_plan_is_what_the_build_writes": r"blip2-t5|llama",
+    "unit/exporter/test_eagle_checkpoint.py::test_a_published_checkpoint_becomes_a_draft": 1,
+    "unit/exporter/test_fit.py::test_bytes_are_those_of_files_and_buffers": 1,
+    "unit/exporter/test_hub.py::test_a_dry_run_fetches_headers_only": 0,
+    "unit/exporter/test_image_tiles.py::test_the_manifest_knows_the_tiles_and_the_most_rows": 1,
+    "unit/exporter/test_link_weights.py::test_a_linked_bundle_computes_what_another_does": 1,
+    "unit/exporter/test_medusa_checkpoint.py::test_a_published_checkpoint_becomes_a_draft": 2,
+    "unit/exporter/test_model_options.py::test_llama": 2,
+    "unit/exporter/test_model_options.py::test_t5": 1,
+    "unit/exporter/test_parity.py::test_graphs_with_other_options_pass": 2,
+    "unit/exporter/test_precision.py::test_parity_layer_by_layer": 1,
+    "unit/exporter/test_precision.py::test_tokens_are_those_of_float32_on_rounded_weights": 2,
+    "unit/exporter/test_tensorrt_plans.py::test_every_graph_gets_a_plan": 1,
+}
+"""File below tests/, with or without `::test` → how many of the cases every run has, evenly spread, or a pattern of their ids."""
+
+
+def mark_the_rest_slow(items: Iterable[pytest.Item], root: str) -> None:
+    """Give `slow` to the cases of `KEPT` that are not in every run. `root`: the folder tests/ with a slash at its end."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        file = str(item.path).removeprefix(root)
+        name = f"{file}::{getattr(item, 'originalname', item.name)}"
+        key = name if name in KEPT else file
+        if key in KEPT and item.get_closest_marker("slow") is None:
+            cases.setdefault(key, []).append(item)
+    for key, found in cases.items():
+        kept = KEPT[key]
+        for number, item in enumerate(found):
+            if isinstance(kept, str):
+                stays = re.search(kept, item.name.partition("[")[2].rstrip("]")) is not None
+            else:
+                stays = number * kept // len(found) != (number - 1) * kept // len(found)
+            if not stays:
+                item.add_marker(pytest.mark.slow)

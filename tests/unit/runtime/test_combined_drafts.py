@@ -1,0 +1,142 @@
+"""Combinations of two drafts: which names a bundle has, who proposes, who is told what, and what they are taken to cost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vlmexport.runtime.bundle.combined_drafts import combinations
+from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.stored_costs import default_costs, with_combinations
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.combined import FallbackProposer
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speedup.budget import Budget
+
+from tests.support import handmade_bundle
+
+BUDGET = Budget.chain(2)
+
+
+class Told(Proposer):
+    """Proposes `tokens` of the sequence's own, and keeps what it is told."""
+
+    cut = None
+
+    def __init__(
+        self, name: str, knows: dict[str, list[int]], rows: bool = False, resumable: int = 9
+    ) -> None:
+        self.name, self.knows, self.calls = name, knows, []  # type: list[tuple[Any, ...]]
+        self.rows, self._resumable = rows, resumable
+
+    @property
+    def needs_hidden(self) -> bool:  # type: ignore[override]
+        return self.rows
+
+    @property
+    def needs_prompt_hidden(self) -> bool:  # type: ignore[override]
+        return self.rows
+
+    @property
+    def needs_pictures(self) -> bool:  # type: ignore[override]
+        return self.rows
+
+    @property
+    def resumable(self) -> int:
+        return self._resumable
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("resume", "begin", "on_pictures", "on_hidden_states", "end"):
+            return lambda *given: self.calls.append((name, *given))
+        return super().__getattribute__(name)
+
+    def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
+        self.calls.append(("propose", [sequence.key for sequence in sequences], list(budgets)))
+        return [TokenTree.chain([1, *self.knows.get(sequence.key, [])]) for sequence in sequences]
+
+    def advance(self, sequence: Any, tree: TokenTree, verdict: Verdict, rows: Any) -> None:
+        self.calls.append(("advance", sequence.key, tree.tokens, rows))
+
+
+def of(key: str) -> Any:
+    return SimpleNamespace(key=key, tokens=[1])
+
+
+def test_second_draft_is_asked_once_per_cycle() -> None:
+    first, second = Told("a", {"x": [7, 8]}), Told("b", {"y": [4], "z": [5, 6], "x": [9]})
+    combined = FallbackProposer("a+b", first, second)
+    given = [Budget.chain(depth) for depth in (2, 1, 3)]
+    trees = combined.propose([of("y"), of("x"), of("z")], given)
+    assert [tree.tokens for tree in trees] == [[1, 4], [1, 7, 8], [1, 5, 6]]
+    assert first.calls == [("propose", ["y", "x", "z"], given)]
+    assert second.calls == [("propose", ["y", "z"], [given[0], given[2]])]
+    combined.propose([of("x")], [BUDGET])
+    assert len(second.calls) == 1, "asked for nothing"
+
+
+def test_both_drafts_receive_their_inputs() -> None:
+    first, second = Told("a", {}, resumable=5), Told("b", {}, rows=True, resumable=3)
+    combined = FallbackProposer("a+b", first, second)
+    assert (combined.cut, combined.resumable) == (None, 3)
+    assert combined.needs_hidden and combined.needs_prompt_hidden and combined.needs_pictures
+    sequence, tree, verdict = of("x"), TokenTree.chain([1, 2]), Verdict([1], 3, 1)
+    combined.resume(2)
+    combined.on_pictures(sequence, [])
+    combined.on_hidden_states(sequence, 0, "chunk")  # type: ignore[arg-type]
+    combined.begin(sequence)
+    combined.advance(sequence, tree, verdict, "rows")  # type: ignore[arg-type]
+    combined.end(sequence)
+    assert first.calls == [
+        ("resume", 2), ("begin", sequence), ("advance", "x", [1, 2], None), ("end", sequence),
+    ]  # fmt: skip
+    assert second.calls == [
+        ("resume", 2), ("on_pictures", sequence, []), ("on_hidden_states", sequence, 0, "chunk"), ("begin", sequence),
+        ("advance", "x", [1, 2], "rows"), ("end", sequence),
+    ]  # fmt: skip
+    plain = FallbackProposer("a+a", Told("a", {}), Told("a", {}))
+    assert not (plain.needs_hidden or plain.needs_prompt_hidden or plain.needs_pictures)
+
+
+def manifest() -> Manifest:
+    """One with an early exit, prompt lookup and heads."""
+    document = handmade_bundle.manifest(handmade_bundle.byte_level_tokenizer(), "llama")
+    drafts = [
+        {"name": "heads", "kind": "medusa", "layer": None, "graphs": {}, "trained": True, "fingerprint": None},
+        {"name": "prompt-lookup", "kind": "prompt-lookup", "layer": None, "graphs": {}, "trained": False, "fingerprint": None},
+    ]  # fmt: skip
+    names = [*(graph["file"] for graph in document["graphs"].values()), "weights.bin", "tokenizer.json"]
+    files = {name: {"bytes": 1, "sha256": "0" * 64} for name in names}
+    kept = [draft for draft in document["drafts"] if draft["kind"] != "prompt-lookup"]
+    return Manifest.from_dict(document | {"drafts": [*kept, *drafts], "files": files})
+
+
+def test_names_of_combined_drafts() -> None:
+    found = manifest()
+    assert combinations(found.drafts) == {"prompt-lookup+heads": "heads"}
+    chosen = found.choose_draft("prompt-lookup+heads")
+    assert chosen is not None and (chosen.name, chosen.kind) == ("prompt-lookup+heads", "medusa")
+    assert chosen.name not in [draft.name for draft in found.drafts]
+    exit_ = next(draft.name for draft in found.drafts if draft.layer is not None)
+    for name in (
+        "heads+prompt-lookup",
+        f"prompt-lookup+{exit_}",
+        "prompt-lookup+",
+        "prompt-lookup+prompt-lookup",
+        "+",
+    ):
+        with pytest.raises(OptionError, match=r"of combinations it has prompt-lookup\+heads"):
+            found.choose_draft(name)
+    # A draft of that name goes first: a bundle may come from anyone.
+    found.drafts[-2].name = "prompt-lookup+heads"
+    assert found.choose_draft("prompt-lookup+heads") is found.drafts[-2]
+
+
+def test_combined_draft_costs_its_second_draft() -> None:
+    found = manifest()
+    table = default_costs(found)
+    more = with_combinations(table, found.drafts)
+    assert set(more.drafts) - set(table.drafts) == {"prompt-lookup+heads"}
+    assert more.cycle_seconds("prompt-lookup+heads", 3) == table.cycle_seconds("heads", 3)

@@ -1,0 +1,316 @@
+"""LLaVA-NeXT: layouts, tiles and answers equal to transformers', with any number of pictures of any size anywhere."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from vlmexport.runtime import Session
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest import ImageInfo
+from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
+from vlmexport.runtime.families import RawPrompt, get_family
+from vlmexport.runtime.images.processors import preprocess
+from vlmexport.runtime.images.processors.tiles import settings_of
+from vlmexport.runtime.images.synthetic import synthetic_image
+from vlmexport.runtime.images.tiles import Tiling
+
+if TYPE_CHECKING:
+    from tests.support.tiny_bundles import TinyBundle
+
+transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
+torch = pytest.importorskip("torch")
+
+Bundles = Callable[[str], "TinyBundle"]
+PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (30, 170), (64, 33))]
+TALK: list[dict[str, Any]] = [
+    {
+        "role": "user",
+        "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "the red cup"}],
+    },
+    {"role": "assistant", "content": [{"type": "text", "text": "it is on the table"}]},
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is left of the cup"}]},
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_bundle: Bundles) -> TinyBundle:
+    return tiny_bundle("llava-next")
+
+
+@pytest.fixture(scope="module")
+def processor(tiny: TinyBundle) -> Any:
+    return transformers.AutoProcessor.from_pretrained(tiny.checkpoint, backend="pil")
+
+
+@pytest.fixture(scope="module")
+def model(tiny: TinyBundle) -> Any:
+    return transformers.AutoModelForImageTextToText.from_pretrained(tiny.checkpoint).eval()
+
+
+def made(processor: Any, images: list[Any], messages: list[Any]) -> Any:
+    text = processor.apply_chat_template(messages, add_generation_prompt=True)
+    return processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=False)
+
+
+def asked(count: int) -> list[dict[str, Any]]:
+    content = [*[{"type": "image"}] * count, {"type": "text", "text": "the red cup"}]
+    return [{"role": "user", "content": content}]
+
+
+def same_pictures(found: Any, inputs: Any) -> None:
+    """The tiles of every picture are the processor's, which pads their number; the rows fill the slots."""
+    for vision, pixels in zip(found.vision, inputs["pixel_values"].numpy(), strict=True):
+        count = len(vision["pixel_values"])
+        np.testing.assert_allclose(vision["pixel_values"], pixels[:count], atol=1e-5)
+        assert not pixels[count:].any()
+    assert len(found.image_positions) == sum(len(vision["row_index"]) for vision in found.vision)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_text_follows_its_pictures(tiny: TinyBundle, processor: Any, count: int) -> None:
+    prepared = get_family("llava-next").prepare(tiny.bundle, PICTURES[:count], "the red cup")
+    inputs = made(processor, PICTURES[:count], asked(count))
+    assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
+    assert len(prepared.vision) == count
+    if count:
+        same_pictures(prepared, inputs)
+    else:
+        assert prepared.image_positions is None
+
+
+def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: Any) -> None:
+    prepared = get_family("llava-next").prepare(tiny.bundle, PICTURES, TALK)
+    inputs = made(processor, PICTURES, TALK)
+    assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
+    same_pictures(prepared, inputs)
+    assert prepared.image_positions is not None
+    assert (np.diff(prepared.image_positions) > 1).sum() == 2, "two gaps between three pictures"
+    assert len({len(vision["row_index"]) for vision in prepared.vision}) == 3
+    assert len({len(vision["pixel_values"]) for vision in prepared.vision}) > 1
+
+
+def test_raw_prompt_places_its_pictures(tiny: TinyBundle, processor: Any) -> None:
+    text = "USER: the <image> and <image>\nwhere is it ASSISTANT:"
+    prepared = get_family("llava-next").prepare(tiny.bundle, PICTURES[:2], RawPrompt(text))
+    inputs = processor(images=PICTURES[:2], text=text, return_tensors="pt")
+    assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
+    same_pictures(prepared, inputs)
+    first = get_family("llava-next").prepare(tiny.bundle, PICTURES[:1], RawPrompt("the cup"))
+    assert first.image_positions is not None and first.image_positions[0] < 3, (
+        "without a mark the pictures come first"
+    )
+
+
+def test_a_bundle_without_a_template_puts_pictures_first(
+    tiny: TinyBundle, tmp_path: Path, processor: Any
+) -> None:
+    bundle = Bundle.open(shutil.copytree(tiny.path, tmp_path / "bundle"))
+    bundle.manifest.text.chat_template = None
+    prepared = get_family("llava-next").prepare(bundle, PICTURES[:2], "the cup")
+    inputs = processor(images=PICTURES[:2], text="<image>\n<image>\nthe cup", return_tensors="pt")
+    assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
+    with pytest.raises(PromptError, match="no chat template"):
+        get_family("llava-next").prepare(bundle, PICTURES[:2], TALK)
+
+
+@pytest.mark.parametrize(
+    ("images", "prompt", "error", "message"),
+    [
+        (PICTURES[:1], TALK, PromptError, "the prompt has 3 <image>, and 1 pictures were given"),
+        (PICTURES[:2], RawPrompt("a <image>"), PromptError, "has 1 <image>, and 2 pictures"),
+        (PICTURES[:1], "a <image>", PromptError, "stands for one of the pictures"),
+        ([], [{"role": "user", "content": "a <image>"}], PromptError, "stands for one of the pictures"),
+        (PICTURES[:1], ["cup"], PromptError, "message 0"),
+        (PICTURES * 10, "cup", PromptError, "image rows included"),
+        (["nowhere.png"], "cup", ImageError, "nowhere.png"),
+        (PICTURES[:1], b"\xff", PromptError, "UTF-8"),
+    ],
+)
+def test_invalid_layout_is_refused(
+    tiny: TinyBundle, images: Any, prompt: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        get_family("llava-next").prepare(tiny.bundle, images, prompt)
+
+
+@pytest.mark.parametrize("field", ["image", "image_token_id"])
+def test_a_manifest_without_its_picture_fields_is_refused(
+    tiny: TinyBundle, tmp_path: Path, field: str
+) -> None:
+    bundle = Bundle.open(shutil.copytree(tiny.path, tmp_path / "bundle"))
+    setattr(bundle.manifest if field == "image" else bundle.manifest.text, field, None)
+    with pytest.raises(BundleError, match="must be set for family 'llava-next'"):
+        get_family("llava-next").prepare(bundle, PICTURES[:1], "cup")
+
+
+@pytest.mark.parametrize("messages", [TALK, asked(1)], ids=["talk", "one"])
+def test_answers_equal_transformers(
+    tiny: TinyBundle, processor: Any, model: Any, messages: list[Any]
+) -> None:
+    pictures = PICTURES[: sum(part["type"] == "image" for turn in messages for part in turn["content"])]
+    inputs = made(processor, pictures, messages)
+    with torch.inference_mode():
+        out = model.generate(**inputs, max_new_tokens=24, do_sample=False)
+    want = out[0, inputs["input_ids"].shape[1] :].tolist()
+    with Session.load(tiny.path) as session:
+        for options in ({"draft": "none"}, {"draft": "medusa", "draft_nodes": 8}, {"draft": "imitation"}):
+            found = session.generate(image=pictures, prompt=messages, max_new_tokens=24, **options)
+            assert found.tokens == want
+
+
+@pytest.mark.parametrize("size", [(8, 64), (64, 8), (1, 1), (2, 300), (300, 2), (900, 1200)])
+def test_answers_about_slim_tiny_and_huge_pictures_are_the_models(
+    tiny: TinyBundle, processor: Any, model: Any, size: tuple[int, int]
+) -> None:
+    picture = Image.fromarray(synthetic_image(*size))
+    inputs = made(processor, [picture], asked(1))
+    with torch.inference_mode():
+        out = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    with Session.load(tiny.path) as session:
+        found = session.generate(image=picture, prompt="the red cup", max_new_tokens=12)
+    assert found.tokens == out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_batch_with_different_numbers_of_pictures(tiny: TinyBundle) -> None:
+    requests = [{"image": PICTURES[:n], "prompt": f"the cup {n}", "max_new_tokens": 12} for n in range(4)]
+    with Session.load(tiny.path, max_batch=4) as session:
+        together = session.generate_batch(requests)
+        assert [r.tokens for r in together] == [session.generate(**request).tokens for request in requests]
+
+
+# --- the processor ---
+
+PINPOINTS = {
+    "published": [[1, 2], [2, 1], [2, 2], [3, 1], [1, 3]],
+    "one": [[1, 1]],
+    "long": [[1, 4], [4, 1], [2, 3], [5, 1]],
+    # Of equal size: the first of equally good ones counts.
+    "twice": [[2, 2], [1, 4], [4, 1], [2, 2]],
+}
+SIDES = (1, 2, 3, 19, 27, 28, 29, 56, 57, 84, 223)
+SIZES = [(height, width) for height in SIDES for width in SIDES] + [
+    (80, 640),
+    (640, 80),
+    (13, 104),
+    (333, 500),
+    (1200, 900),
+    (3, 2000),
+    (2000, 3),
+]
+
+
+def settings(side: int, patch: int, pinpoints: list[list[int]], resample: str = "bicubic") -> ImageInfo:
+    described = {
+        "processor": "llava-next", "height": side, "width": side, "resample": resample, "rescale_factor": 1 / 255,
+        "mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711],
+        "patch_size": patch, "image_grid_pinpoints": canvases(side, pinpoints),
+    }  # fmt: skip
+    return ImageInfo.parse(described, "image")
+
+
+def canvases(side: int, pinpoints: list[list[int]]) -> list[list[int]]:
+    return [[side * down, side * across] for down, across in pinpoints]
+
+
+@pytest.mark.parametrize(("name", "resample"), [*((n, "bicubic") for n in PINPOINTS), ("long", "bilinear")])
+def test_tiles_are_those_of_llavas_processor(name: str, resample: str) -> None:
+    side = 28
+    reference = transformers.LlavaNextImageProcessorPil(
+        size={"shortest_edge": side}, crop_size={"height": side, "width": side},
+        image_grid_pinpoints=canvases(side, PINPOINTS[name]), resample={"bicubic": 3, "bilinear": 2}[resample],
+    )  # fmt: skip
+    found, rng = settings(side, 7, PINPOINTS[name], resample), np.random.default_rng(0)
+    for height, width in SIZES:
+        picture = Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8))
+        want = reference(images=picture, return_tensors="np")["pixel_values"][0]
+        assert settings_of(found).tiles(height, width) == len(want)
+        np.testing.assert_allclose(preprocess(picture, found), want, atol=1e-5, err_msg=f"{width} × {height}")
+
+
+@pytest.fixture(scope="module")
+def lay_out(tiny: TinyBundle) -> Callable[..., Any]:
+    """transformers' own order of rows, given by (side, patch, canvases, size, rows of all tiles)."""
+    kind = transformers.LlavaNextForConditionalGeneration
+    config = transformers.AutoConfig.from_pretrained(tiny.checkpoint)
+    with torch.device("meta"):
+        model = kind(config).model
+
+    def arranged(side: int, patch: int, pinpoints: Any, size: Any, rows: Any, newline: Any) -> Any:
+        model.config.vision_config.image_size, model.config.vision_config.patch_size = side, patch
+        model.config.image_grid_pinpoints = pinpoints
+        found, _ = model.pack_image_features([rows], torch.tensor([size]), "default", newline)
+        return found[0]
+
+    return arranged
+
+
+@pytest.mark.parametrize("name", PINPOINTS)
+@pytest.mark.parametrize(("side", "patch"), [(28, 7), (32, 16), (30, 8), (336, 14), (16, 16)])
+def test_rows_are_in_the_models_order(lay_out: Callable[..., Any], name: str, side: int, patch: int) -> None:
+    tiling = settings_of(settings(side, patch, PINPOINTS[name]))
+    pinpoints, grid = canvases(side, PINPOINTS[name]), side // patch
+    counts = []
+    for height, width in SIZES:
+        tiles = tiling.tiles(height, width)
+        numbered = torch.arange(tiles * grid**2).reshape(tiles, grid**2, 1)
+        want = lay_out(side, patch, pinpoints, (height, width), numbered, torch.tensor([tiles * grid**2]))
+        found = tiling.row_index(height, width)
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(found, want[:, 0], err_msg=f"{width} × {height}")
+        counts.append(len(found))
+    assert max(counts) <= tiling.most_rows
+    high, wide = max(tiling.canvases, key=lambda c: len(tiling.row_index(*c)))
+    assert len(tiling.row_index(high, wide)) == tiling.most_rows, "a picture that fills the largest canvas"
+    assert tiling.most_tiles == max(tiling.tiles(*canvas) for canvas in tiling.canvases)
+
+
+def test_canvases_are_chosen_as_the_processor_does_ties_included() -> None:
+    from transformers.image_processing_utils import select_best_resolution
+
+    rng = np.random.default_rng(3)
+    ties = 0
+    for _ in range(400):
+        side = int(rng.integers(8, 40))
+        found = [tuple(int(n) for n in side * rng.integers(1, 5, 2)) for _ in range(int(rng.integers(1, 9)))]
+        tiling = Tiling(side, 4, tuple(found))
+        for height, width in rng.integers(1, 6 * side, (20, 2)).tolist():
+            want = select_best_resolution((height, width), found)
+            assert tiling.canvas(height, width) == tuple(want)
+            turned = select_best_resolution((height, width), found[::-1])
+            ties += turned != want
+    assert ties > 50, "too few pictures for which two canvases are as good as each other"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"patch_size": None},
+        {"patch_size": 0},
+        {"patch_size": 29},
+        {"image_grid_pinpoints": None},
+        {"image_grid_pinpoints": []},
+        {"image_grid_pinpoints": [[28, 30]]},
+        {"image_grid_pinpoints": [[28, 0]]},
+        {"image_grid_pinpoints": [[28, 28, 28]]},
+        {"image_grid_pinpoints": [28]},
+        {"image_grid_pinpoints": [[28, 28 * 4096]]},
+    ],
+)
+def test_a_manifest_without_its_tiles_is_refused(changed: dict[str, Any]) -> None:
+    described = settings(28, 7, [[1, 2]])
+    described.extra = {**described.extra, **changed}
+    with pytest.raises(BundleError, match=r"image\.image_grid_pinpoints.*build the bundle again"):
+        preprocess(PICTURES[0], described)
+
+
+def test_a_manifest_whose_tiles_are_no_squares_is_refused() -> None:
+    described = settings(28, 7, [[1, 2]])
+    described.width = 14
+    with pytest.raises(BundleError, match=r"image\.height.*build the bundle again"):
+        preprocess(PICTURES[0], described)
