@@ -400,8 +400,8 @@ class Manifest(Part):
 
     def draft(self, name: str) -> DraftInfo | None:
         """The draft or the combination of drafts (`combined_drafts.py`) called `name`, or None."""
-        found = next((draft for draft in self.drafts if draft.name == name), None)
-        return found or combination(self.drafts, name)
+        entry = next((draft for draft in self.drafts if draft.name == name), None)
+        return entry or combination(self.drafts, name)
 
     def choose_draft(self, name: str | None) -> DraftInfo | None:
         """The draft called `name`, or the preferred one of that kind; the bundle's default for None, which is none

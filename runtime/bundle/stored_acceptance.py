@@ -61,10 +61,10 @@ class StoredAcceptance(Part):
 
 def stored_acceptance(manifest: Manifest) -> list[StoredAcceptance]:
     """The entries of a bundle's own drafts. Raises `BundleError` for one that is not an entry."""
-    found = [
+    entries = [
         StoredAcceptance.parse(entry, f"acceptance[{at}]") for at, entry in enumerate(manifest.acceptance)
     ]
-    return [entry for entry in found if manifest.draft(entry.draft) is not None]
+    return [entry for entry in entries if manifest.draft(entry.draft) is not None]
 
 
 def measured_chains(manifest: Manifest) -> dict[str, ChainCounts]:
