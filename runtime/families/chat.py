@@ -59,11 +59,11 @@ def special_tokens(bundle: Source) -> dict[str, str]:
     text, tokenizer = bundle.manifest.text, bundle.tokenizer
     if text.special_tokens is not None:
         return text.special_tokens
-    found = {
+    tokens = {
         "bos_token": tokenizer.token(text.bos_token_id),
         "eos_token": tokenizer.token(next(iter(text.eos_token_ids), None)),
     }
-    return {name: token for name, token in found.items() if token is not None}
+    return {name: token for name, token in tokens.items() if token is not None}
 
 
 def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media) -> np.ndarray:

@@ -28,8 +28,8 @@ class Llava:
         if mark is None:
             raise incomplete(self.name, "image", "text.image_token_id")
         media, prompt = gather_media(image_list(image), prompt)
-        found = lay_out(bundle, prompt, views_of(self, bundle, media), pictures(mark))
-        return Prepared(found.ids, found.views, found.slots if found.views else None)
+        layout = lay_out(bundle, prompt, views_of(self, bundle, media), pictures(mark))
+        return Prepared(layout.ids, layout.views, layout.slots if layout.views else None)
 
 
 def pictures(mark: str) -> Media:
