@@ -83,8 +83,8 @@ def devices_named(text: str) -> list[Device]:
 def nearest_devices(text: str) -> list[str]:
     """Names that look like `text`, short ones, the nearest first."""
     known = {_letters(short_name(name)): short_name(name) for name in DEVICES}
-    asked = _letters(text).removeprefix(_letters(FAMILY))
-    return [known[found] for found in difflib.get_close_matches(asked, known, n=3, cutoff=0.5)]
+    query = _letters(text).removeprefix(_letters(FAMILY))
+    return [known[match] for match in difflib.get_close_matches(query, known, n=3, cutoff=0.5)]
 
 
 def _ends(device: Device) -> list[str]:

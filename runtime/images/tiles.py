@@ -36,13 +36,13 @@ class Tiling:
     def canvas(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the canvas for a picture: it keeps most of the picture's pixels, then wastes fewest of its
         own; transformers' `select_best_resolution`."""
-        found, best = self.canvases[0], (-1, 0)
+        best, score = self.canvases[0], (-1, 0)
         for down, across in self.canvases:
             scale = min(across / width, down / height)
-            kept = min(int(width * scale) * int(height * scale), height * width)
-            if (kept, kept - down * across) > best:
-                found, best = (down, across), (kept, kept - down * across)
-        return found
+            pixels = min(int(width * scale) * int(height * scale), height * width)
+            if (pixels, pixels - down * across) > score:
+                best, score = (down, across), (pixels, pixels - down * across)
+        return best
 
     def tiles(self, height: int, width: int) -> int:
         """Tiles of a picture, the whole one included."""
