@@ -79,8 +79,8 @@ def answer_each(
         if bundle is None:
             line = f"{path.name}\t{' '.join(result.text.split())}"
         else:
-            found = report(result, bundle, RunInputs(image=[path]), prompt, session.note)
-            line = json.dumps(found, ensure_ascii=False, allow_nan=False)
+            document = report(result, bundle, RunInputs(image=[path]), prompt, session.note)
+            line = json.dumps(document, ensure_ascii=False, allow_nan=False)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
         log.debug("%s: %s", path.name, summary(result))

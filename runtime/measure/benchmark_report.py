@@ -209,10 +209,10 @@ def _unpredicted(options: Mapping[str, Any]) -> str | None:
 
 
 def _by_drafted(total: Stats) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for (nodes, _), count in sorted(total.shapes.items()):
-        found[str(nodes)] = found.get(str(nodes), 0) + count
-    return found
+        counts[str(nodes)] = counts.get(str(nodes), 0) + count
+    return counts
 
 
 def _by_width(curve: Curve) -> dict[str, float]:
