@@ -43,7 +43,7 @@ def interface(
 
 
 def _check_vision(manifest: Manifest, name: str, graph: GraphInfo) -> None:
-    """A vision graph takes what its family declares; it gives rows for the decoder (or its cross-attention)."""
+    """A vision graph takes what its family declares; it gives hidden states for the decoder (or its cross-attention)."""
     if manifest.image is None:
         raise BundleError(
             "manifest field 'image' must be set for a bundle with a graph 'vision'; build it again"

@@ -133,7 +133,7 @@ class StoredCosts(Part):
     threads: int = checked(integer(1, 4096))
     date: str = checked(string(40), default="")
     cache: int | None = checked(optional(integer(0, 1 << 21)), default=None)
-    """Key/value rows that were visible."""
+    """Cache length: key/value entries that were visible."""
     plain: dict[int, float] = checked(_seconds, default_factory=dict)
     host: float = checked(number(0, 1e4), default=0.0)
     drafts: dict[str, _StoredDraft] = checked(

@@ -1,4 +1,4 @@
-"""What a family does at run time: turn an image and a prompt into prompt rows."""
+"""What a family does at run time: turn an image and a prompt into the positions of a prompt."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class Prepared:
     | field | dtype, shape | meaning |
     |---|---|---|
     | `token_ids` | int64 [n] | the prompt, special tokens included; of an encoder-decoder, what its encoder (or, without one, its cross-attention) reads |
-    | `views` | | pictures and videos, in the order of their rows |
-    | `image_positions` | int64 [k] | places in `token_ids` whose embedding an image row replaces, in order; None without a picture |
-    | `positions` | int64 [axes, n] | positions of the rows; None: 0 … n − 1 |
+    | `views` | | pictures and videos, in the order of their embeddings |
+    | `image_positions` | int64 [k] | places in `token_ids` whose embedding an image embedding replaces, in order; None without a picture |
+    | `positions` | int64 [axes, n] | positions of the tokens and embeddings; None: 0 … n − 1 |
     | `decoder_ids` | int64 [m] | what an encoder-decoder's decoder is prefilled with; None for other models |
     """
 

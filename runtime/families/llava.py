@@ -1,4 +1,5 @@
-"""LLaVA-1.5: pictures anywhere in a prompt or a conversation, each as many rows, as `LlavaProcessor` lays them out."""
+"""LLaVA-1.5: pictures anywhere in a prompt or a conversation, each as many embeddings, as `LlavaProcessor` lays them
+out."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class Llava:
     name = "llava"
 
     def view(self, bundle: Source, image: Any) -> View:
-        """See `Family`; every picture is `text.image_rows` rows."""
+        """See `Family`; every picture is `text.image_rows` embeddings."""
         return fixed_view(
             bundle, image, incomplete(self.name, "image", "text.image_token_id", "text.image_rows")
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Span:
-    """The rows of one picture or video in a prompt: where they start, how many of them there are in time, down and
+    """The embeddings of one picture or video in a prompt: where they start, how many of them there are in time, down and
     across, and how far apart two time steps are."""
 
     start: int
@@ -21,13 +21,13 @@ class Span:
 
     @property
     def length(self) -> int:
-        """How many rows."""
+        """How many embeddings."""
         return self.frames * self.down * self.across
 
 
 def positions(count: int, spans: Sequence[Span]) -> np.ndarray:
-    """int64 [3, count]: text counts on all axes alike; a picture's rows have their place in it; the text behind goes on
-    after its longer side. As transformers' `Qwen2_5_VLModel.get_rope_index`."""
+    """int64 [3, count]: text counts on all axes alike; a picture's embeddings have their place in it; the text behind
+    goes on after its longer side. As transformers' `Qwen2_5_VLModel.get_rope_index`."""
     position_ids, now, done = np.empty((3, count), np.int64), 0, 0
     for span in spans:
         text = span.start - done

@@ -1,9 +1,9 @@
 """How a tower of one size reads a picture of any size: whole at low resolution, and cut into tiles (LLaVA-NeXT's
 "AnyRes").
 
-A picture is fitted into one of several *canvases*, whose sides are whole tiles, and centred there. Its rows are those of
-the whole picture, then those of the canvas in reading order, without the rows and columns that hold only padding, and
-with a row of its own behind every line of them.
+A picture is fitted into one of several *canvases*, whose sides are whole tiles, and centred there. Its embeddings are
+those of the whole picture, then those of the canvas in reading order, without the rows and columns that hold only
+padding, and with a row of its own behind every line of them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Tiling:
         return 1 + (down // self.side) * (across // self.side)
 
     def row_index(self, height: int, width: int) -> np.ndarray:
-        """int64 [rows]: which row of all tiles, one after the other and with the one that ends a line behind them,
-        becomes each row of a picture; transformers' `pack_image_features` and `unpad_image`."""
+        """int64 [num_embeds]: which embedding of all tiles, one after the other and with the one that ends a line
+        behind them, becomes each embedding of a picture; transformers' `pack_image_features` and `unpad_image`."""
         canvas, each = self.canvas(height, width), self.grid**2
         down, across = (length // self.side for length in canvas)
         end = (1 + down * across) * each

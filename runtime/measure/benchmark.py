@@ -143,7 +143,7 @@ def time_passes(
     session: Session, drafts: Sequence[DraftInfo], widths: Iterable[int], prompt: float, tokens: float
 ) -> tuple[CostTable, int]:
     """Pass times at the middle of an output of `tokens` after a prompt of `prompt`, at the usual and at these widths;
-    and how many key/value rows that is."""
+    and the cache length there."""
     manifest = session.bundle.manifest
     widest = manifest.limits.max_width
     widths = {width for width in (*WIDTHS, *widths) if width <= widest}
@@ -156,6 +156,6 @@ def time_passes(
 
 
 def measured_costs(session: Session, table: CostTable, cache_len: int) -> StoredCosts:
-    """An entry for the manifest: the table, when and where it was measured, and at how many key/value rows."""
+    """An entry for the manifest: the table, when and where it was measured, and at which cache length."""
     date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return StoredCosts.of(table, engine_of(session).machine, session.threads or 1, date, cache_len)

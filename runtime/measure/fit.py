@@ -78,8 +78,8 @@ def fit(
 
 
 def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
-    """Pass times if reading the numbers of its graphs, and `filled` rows of the cache, at `bandwidth` were all there is.
-    Drafts whose graphs are counted nowhere are left out."""
+    """Pass times if reading the numbers of its graphs, and `filled` positions of the cache, at `bandwidth` were all
+    there is. Drafts whose graphs are counted nowhere are left out."""
     counts = {name: graph.parameters for name, graph in manifest.graphs.items()}
     if any(counts[name] is None for name in (*manifest.segments, "head")):
         raise BundleError(

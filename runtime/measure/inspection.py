@@ -39,7 +39,8 @@ def cross_kv_bytes_per_row(manifest: Manifest) -> int:
 
 
 def kv_bytes_per_image(manifest: Manifest) -> int:
-    """Bytes of keys and values that the rows of one picture take, of as many as it may have; 0 for a model of text."""
+    """Bytes of keys and values that the embeddings of one picture take, of as many as it may have; 0 for a model of
+    text."""
     num_embeds = manifest.text.image_rows or manifest.limits.max_image_rows or 0
     return num_embeds * (cross_kv_bytes_per_row(manifest) or kv_bytes_per_token(manifest))
 

@@ -1,4 +1,5 @@
-"""Values for a graph's inputs that cost what real ones cost: everything visible, no zeros or denormals in hidden rows."""
+"""Values for a graph's inputs that cost what real ones cost: everything visible, no zeros or denormals in hidden
+states."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class GraphTimer:
     """Binds graphs of one session's engine for a given width; nothing of the session's state is touched."""
 
     def __init__(self, bundle: Bundle, engine: Engine, cache: int, source: int):
-        """`cache`: key/value rows in use, rounded up to the arena's steps of 128; `source`: encoder rows (ignored
-        without an encoder)."""
+        """`cache`: key/value entries in use, rounded up to the arena's steps of 128; `source`: encoder positions
+        (ignored without an encoder)."""
         limits = bundle.manifest.limits
         self._manifest, self._engine = bundle.manifest, engine
         self._table = np.asarray(bundle.tensor("embedding_table"))
@@ -116,7 +116,7 @@ class GraphTimer:
         if name == "embedding_table":
             return self._engine.constant(name, self._table)
         actual = tuple(size if isinstance(size, int) else sizes[size] for size in shape)
-        # Indices depend on the width; buffers of rows and caches, which are large, on their shape alone.
+        # Indices depend on the width; buffers of hidden states and caches, which are large, on their shape alone.
         key = (name, dtype, actual, sizes["width"] if dtype == "int64" else None)
         if key not in self._views:
             nbytes = prod(actual) * DTYPES[dtype].itemsize

@@ -24,8 +24,8 @@ DIMENSIONS: dict[str, Callable[[ImageInfo, int], dict[str, tuple[int, int]]]] = 
     "llava-next": tiles.dimensions,
     "qwen2-vl": patches.dimensions,
 }
-"""The same for those whose pictures differ in size: (settings, most rows of a picture) → symbolic dimension of the graph
-`vision` → (usual, largest)."""
+"""The same for those whose pictures differ in size: (settings, most embeddings of a picture) → symbolic dimension of
+the graph `vision` → (usual, largest)."""
 
 
 def dimensions(settings: ImageInfo | None, most_rows: int) -> dict[str, tuple[int, int]]:

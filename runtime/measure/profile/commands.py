@@ -127,7 +127,7 @@ def _content(
     sizes: Mapping[str, int],
     rng: np.random.Generator,
 ) -> np.ndarray | None:
-    """What an input must hold; None where trtexec's random numbers do: rows, caches, pixels."""
+    """What an input must hold; None where trtexec's random numbers do: hidden states, caches, pixels."""
     name, dtype = binding["name"], binding["dtype"]
     if name in point.given and dtype not in FLOATS:
         return np.ascontiguousarray(point.given[name])

@@ -29,8 +29,8 @@ QUESTION = 16
 
 @dataclass(frozen=True)
 class Point:
-    """One graph at one size. `profile` is the plan's: `prefill`, `token`, `verify`, or `request` for a graph that runs once
-    for a picture or a source, whose rows `width` then counts.
+    """One graph at one size. `profile` is the plan's: `prefill`, `token`, `verify`, or `request` for a graph that runs
+    once for a picture or a source, whose positions `width` then counts.
 
     `sizes`: the graph's symbolic dimensions. `given`: inputs that must be real (how a picture is cut into windows, say).
     """
@@ -64,14 +64,15 @@ def verify_widths(bundle: Bundle) -> list[int]:
 
 
 def source_len(manifest: Manifest) -> int:
-    """Rows that cross-attention sees: those of a picture, with a short question where a text encoder reads it."""
+    """Positions that cross-attention sees: those of a picture, with a short question where a text encoder reads it."""
     most = manifest.limits.max_source or 1
     return most if manifest.encoder is None else min((manifest.text.image_rows or 0) + QUESTION, most)
 
 
 def list_points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
-    """Every graph once per request (a picture, the rows of an encoder), at a chunk of a prompt, at one token and at
-    `widths`. One sequence, whose cache is full: a plan's has a fixed size, and its pass costs the same at any filling."""
+    """Every graph once per request (a picture, the source of an encoder), at a chunk of a prompt, at one token and at
+    `widths`. One sequence, whose cache is full: a plan's has a fixed size, and its pass costs the same at any
+    filling."""
     manifest = bundle.manifest
     limits = manifest.limits
     chunk, source = min(PREFILL, limits.max_length), source_len(manifest)
@@ -90,7 +91,7 @@ def list_points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
             points.append(Point(name, REQUEST, num_embeds, {**fixed, "image_rows": num_embeds}, given))
         elif REQUEST in phases:
             points.append(Point(name, REQUEST, source, fixed))
-        if CHUNK in phases:  # a prompt's last row alone gets logits
+        if CHUNK in phases:  # a prompt's last position alone gets logits
             points.append(_at(name, CHUNK, chunk, fixed, num_logits=1))
         if TOKEN in phases:
             points.append(_at(name, TOKEN, 1, fixed))
@@ -106,7 +107,7 @@ def _at(
 
 
 def _picture(bundle: Bundle) -> tuple[Mapping[str, np.ndarray], int]:
-    """Inputs of one run of the vision graph, and the rows of its picture."""
+    """Inputs of one run of the vision graph, and the number of embeddings of its picture."""
     manifest = bundle.manifest
     assert manifest.image is not None
     picture = synthetic_image(manifest.image.height or SIDE, manifest.image.width or SIDE)
