@@ -72,8 +72,8 @@ def answer_each(
             picture = known[1] if path == known[0] else read_picture(path)
             result = session.generate(picture, prompt, **options)
         except (ImageError, PromptError) as error:
-            said = str(error)
-            log.error("%s", said if str(path) in said else f"{path}: {said}")
+            message = str(error)
+            log.error("%s", message if str(path) in message else f"{path}: {message}")
             bad += 1
             continue
         if bundle is None:

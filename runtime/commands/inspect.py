@@ -206,16 +206,16 @@ def _policy(report: dict[str, Any]) -> str:
     return f"speculative with {policy['draft']}, {policy['draft_length']} tokens per cycle{stop}"
 
 
-def _generation(asked: dict[str, Any]) -> str:
+def _generation(settings: dict[str, Any]) -> str:
     """What the model asks of decoding; empty where it asks nothing."""
     shown = []
-    for name, value in asked.items():
+    for name, value in settings.items():
         if isinstance(value, list) and value and name != "ignored":
             shown.append(f"{len(value)} {name.replace('_ids', '').replace('_', ' ')}")
         elif isinstance(value, int | float) and value != (1 if name == "repetition_penalty" else 0):
             shown.append(f"{name.replace('_', ' ')} {value:g}")
-    if asked["ignored"]:
-        shown.append(f"not taken over: {', '.join(asked['ignored'])}")
+    if settings["ignored"]:
+        shown.append(f"not taken over: {', '.join(settings['ignored'])}")
     return ", ".join(shown)
 
 

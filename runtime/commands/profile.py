@@ -50,9 +50,9 @@ def profile(
     if html is not None:
         check_page(html)
     opened = Bundle.open(bundle)
-    wanted = _widths(engine.widths, opened)
+    widths = _widths(engine.widths, opened)
     if save_commands is not None:
-        count = _save(opened, plans, wanted, save_commands)
+        count = _save(opened, plans, widths, save_commands)
         console().print(
             f"{save_commands}: {count} runs; then `vlmexport profile {bundle} --import DIR`", markup=False
         )
@@ -67,9 +67,9 @@ def profile(
             alpha=request.acceptance, cycles=cycles,
         )  # fmt: skip
 
-    result = _by_trtexec(opened, plans, engine.engine or engine.device != "cpu", wanted)
+    result = _by_trtexec(opened, plans, engine.engine or engine.device != "cpu", widths)
     report = (
-        _measure_here(opened, wanted, engine, result, reported, as_json)
+        _measure_here(opened, widths, engine, result, reported, as_json)
         if isinstance(result, list)
         else reported(*result)
     )

@@ -48,15 +48,15 @@ def opened(path: Path, failure: type[VlmexportError], pipes: bool = False) -> It
 
 def read_whole(path: Path, most: int, failure: type[VlmexportError], pipes: bool = False) -> bytes:
     """The bytes of what `opened` opens, `most` at most. Raises `failure` as that does, and for a longer file."""
-    held = bytearray()
+    content = bytearray()
     with opened(path, failure, pipes) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise failure(too_long(path, most))
-        while len(held) <= most and (chunk := file.read1(_CHUNK)):  # type: ignore[attr-defined]
-            held += chunk
-    if len(held) > most:
+        while len(content) <= most and (chunk := file.read1(_CHUNK)):  # type: ignore[attr-defined]
+            content += chunk
+    if len(content) > most:
         raise failure(too_long(path, most))
-    return bytes(held)
+    return bytes(content)
 
 
 def too_long(path: Path, most: int) -> str:

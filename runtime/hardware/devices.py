@@ -71,13 +71,13 @@ def short_name(name: str) -> str:
 def devices_named(text: str) -> list[Device]:
     """The devices that `text` names as a whole (`orin-nano-8gb`, `Orin Nano 8 GB`), else those whose name or title has words
     that begin so (`orin-nano`, `AGX Orin`: both memories, `4090`); none for an unknown one."""
-    asked = _letters(text)
+    query = _letters(text)
     whole = [
-        device for name, device in DEVICES.items() if asked in (_letters(name), _letters(short_name(name)))
+        device for name, device in DEVICES.items() if query in (_letters(name), _letters(short_name(name)))
     ]
-    if whole or not asked:
+    if whole or not query:
         return whole
-    return [device for device in DEVICES.values() if any(end.startswith(asked) for end in _ends(device))]
+    return [device for device in DEVICES.values() if any(end.startswith(query) for end in _ends(device))]
 
 
 def nearest_devices(text: str) -> list[str]:

@@ -133,8 +133,8 @@ class VideoFile:
             raise
         except Exception as error:
             raise_if_foreign(error)
-            said = getattr(error, "strerror", None) or reason(error)
-            raise ImageError(f"{self.name}: cannot be read as a video ({said})") from error
+            message = getattr(error, "strerror", None) or reason(error)
+            raise ImageError(f"{self.name}: cannot be read as a video ({message})") from error
 
 
 class AnimatedWebp:

@@ -37,8 +37,8 @@ Rates = Sequence[Sequence[float]]
 def rates(observed: Iterable[AcceptanceCounts]) -> list[list[float]]:
     """Of the trees of one draft together. A rank is never likelier than the one before it; what no tree had is not in."""
     counts: dict[tuple[int, int], tuple[int, int]] = {}
-    for seen in observed:
-        for depth, ranks in enumerate(seen.ranks):
+    for counted in observed:
+        for depth, ranks in enumerate(counted.ranks):
             for rank, (right, judged) in enumerate(ranks):
                 before = counts.get((depth, rank), (0, 0))
                 counts[depth, rank] = before[0] + right, before[1] + judged

@@ -181,8 +181,8 @@ class Growth:
             if now is None or longest > 4 * LARGEST or not (whole or step["type"] in _BY_CHARACTER):
                 now, size = None, longest
             else:
-                made: str = _normalizer(step).normalize_str(now)
-                now, size = made, len(made)
+                normalized: str = _normalizer(step).normalize_str(now)
+                now, size = normalized, len(normalized)
         for step in self.pre_tokenizers:
             spend(step)
             if step["type"] in _REWRITERS:

@@ -54,21 +54,21 @@ def paying(name: str, function: Callable[..., Any], slow: frozenset[str] = froze
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        meter, given = METER.get(), args[skip:]
+        meter, values = METER.get(), args[skip:]
         if name in _TAKE_ALL:
-            given = tuple(map(taken, given))
+            values = tuple(map(taken, values))
             kwargs = {key: taken(each) for key, each in kwargs.items()}
-        characters = meter.things(*(given[1:] if name in _NOT_INTO else given), kwargs)
+        characters = meter.things(*(values[1:] if name in _NOT_INTO else values), kwargs)
         if name in slow:
             meter.pay(characters)
         if name in _ATTRIBUTE_AT:
-            _check_parts(kwargs.get("attribute"), _ATTRIBUTE_AT[name], given[1:])
-        if given:
-            value, *rest = given
+            _check_parts(kwargs.get("attribute"), _ATTRIBUTE_AT[name], values[1:])
+        if values:
+            value, *rest = values
             if name in _PRINT:
                 value = soft_str(value)
-            given = (value, *pay_text(meter, name, value, tuple(rest), kwargs))
-        return meter.made(function(*args[:skip], *given, **kwargs))
+            values = (value, *pay_text(meter, name, value, tuple(rest), kwargs))
+        return meter.made(function(*args[:skip], *values, **kwargs))
 
     return run
 
@@ -134,14 +134,14 @@ def pay_text(
     return args
 
 
-def pay_format(meter: Meter, form: str, given: Iterable[Any]) -> None:
+def pay_format(meter: Meter, form: str, values: Iterable[Any]) -> None:
     """Pay for `form % given` and `form.format(given)`: every field may be any of the values."""
     # Names in brackets may hold anything, so that the end of a field is not seen behind them.
     named = re.search(r"%\(|\[", form) and re.search(r"\d{4}", form)
     if named or re.search(r"[%][^%a-zA-Z]*(?:\d{4}|\*)|\{[^{}]*(?:\d{4}|\{(?!\{))", form):
         raise SecurityError("a format with a width of four digits, or one that is computed")
     before = meter.left
-    characters = meter.things(*given)
+    characters = meter.things(*values)
     fields = form.count("%") + form.count("{")
     meter.pay((before - meter.left) * fields)
     meter.text(len(form) + (1000 + characters) * fields)

@@ -141,11 +141,11 @@ def measured_line(report: Mapping[str, Any]) -> str:
     """Where the reader stands in the predictions: what acceptance was seen."""
     if not report["measured"]:
         return "No acceptance was measured: `vlmexport tune BUNDLE --data …` says which row holds for your requests."
-    seen = [
+    entries = [
         f"{draft} {row['acceptance']:.2f} ({_paying(row)}; {row['data']})"
         for draft, row in report["measured"].items()
     ]
-    return f"Measured acceptance: {', '.join(seen)}"
+    return f"Measured acceptance: {', '.join(entries)}"
 
 
 def _paying(row: Mapping[str, Any]) -> str:
@@ -218,11 +218,11 @@ def _drafts(axes: Any, report: Mapping[str, Any]) -> None:
             markersize=3,
             label=name,
         )
-        seen = report["measured"].get(name)
-        if seen is not None:
+        measured = report["measured"].get(name)
+        if measured is not None:
             axes.plot(
-                seen["acceptance"],
-                seen["tokens_per_second"],
+                measured["acceptance"],
+                measured["tokens_per_second"],
                 marker="D",
                 markersize=9,
                 color=line.get_color(),

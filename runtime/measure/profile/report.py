@@ -107,9 +107,9 @@ def measured(manifest: Manifest, table: CostTable, longest: Mapping[str, int]) -
     """Of every draft whose acceptance the bundle knows (`vlmexport tune`, decoding chains): the prediction for that."""
     predictions: dict[str, Any] = {}
     for entry in stored_acceptance(manifest):
-        seen, draft = entry.observed, entry.draft
-        if draft in table.drafts and seen.is_chain and sum(seen.evaluated):
-            alpha = sum(seen.accepted) / sum(seen.evaluated)
+        counts, draft = entry.observed, entry.draft
+        if draft in table.drafts and counts.is_chain and sum(counts.evaluated):
+            alpha = sum(counts.accepted) / sum(counts.evaluated)
             length, speedup = best_length(table, draft, alpha, longest[draft])
             predictions[draft] = {
                 "acceptance": alpha, "draft_length": length, "speedup": speedup,
