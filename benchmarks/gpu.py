@@ -41,7 +41,7 @@ from vlmexport.runtime.measure.fit import roofline
 from vlmexport.runtime.measure.forced_acceptance import forced_acceptance
 from vlmexport.runtime.measure.pass_costs import runnable
 from vlmexport.runtime.measure.profile.local import time_here
-from vlmexport.runtime.measure.profile.points import points, verify_widths
+from vlmexport.runtime.measure.profile.points import list_points, verify_widths
 from vlmexport.runtime.measure.profile.report import table_of
 from vlmexport.runtime.speedup.cost_model import CostTable, expected_tokens
 
@@ -116,7 +116,7 @@ def timed_passes(session: Session, budget: float) -> CostTable:
     """T(q) and the drafts' passes on the session's engine, by the code of `vlmexport profile`."""
     engine = session.decoder.engine
     bundle = session.bundle
-    found = points(bundle, verify_widths(bundle))
+    found = list_points(bundle, verify_widths(bundle))
     if engine.host_memory:  # masks and embedding rows are the host's there
         found = [point for point in found if point.graph not in ("embed", "mask", *CHANGING)]
     timings = time_here(session, found, bundle.manifest.limits.max_length // 2, budget)

@@ -259,9 +259,9 @@ def _fail(error: Exception, command: str | None) -> int:
             raise error
         return _complain(str(failure))
     if isinstance(error, ImportError):  # a shared library that is damaged, or for which there is no memory
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         return _complain(
-            f"{error.name or 'a library'} cannot be loaded: {said[0] if said else type(error).__name__}"
+            f"{error.name or 'a library'} cannot be loaded: {lines[0] if lines else type(error).__name__}"
         )
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         reason = f" ({error})" if str(error) else ""
@@ -272,9 +272,9 @@ def _fail(error: Exception, command: str | None) -> int:
     show = getattr(error, "show", None)
     if show is None:
         raise error
-    said = suggestion(error)
-    if said is not None:
-        return _complain(said)
+    hint = suggestion(error)
+    if hint is not None:
+        return _complain(hint)
     show()
     return int(getattr(error, "exit_code", 2))
 

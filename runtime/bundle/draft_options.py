@@ -81,7 +81,7 @@ class DraftOptions(Part):
 
     @property
     def tap_layers(self) -> Sequence[int]:
-        """Cuts whose rows it reads, beside its layer's."""
+        """Cuts whose hidden states it reads, beside its layer's."""
         return ()
 
     def check(self, where: str, draft: DraftInfo, manifest: Manifest) -> None:

@@ -16,9 +16,10 @@ NARROW = ("float16", "bfloat16")
 
 def as_float32(manifest: Manifest) -> Manifest:
     """The manifest with every graph replaced by the one in its `float32` file, which casts its weights while it is
-    loaded: rows between graphs, masks and caches are float32, weights and `tensors` stay as they are stored.
+    loaded: hidden states between graphs, masks and caches are float32, weights and `tensors` stay as they are stored.
 
-    A bundle that computes and caches in float32 comes back as it is. Raises `BundleError` where a graph has no such file.
+    A bundle that computes and caches in float32 comes back as it is. Raises `BundleError` where a graph has no such
+    file.
     """
     if manifest.compute_dtype == manifest.cache_dtype == WIDE:
         return manifest

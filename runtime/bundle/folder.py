@@ -55,7 +55,7 @@ class Bundle:
         return other
 
     def with_verify_width(self, width: int) -> Bundle:
-        """The same bundle for passes of `width` rows, 0 for as many as are verified. Raises `OptionError`."""
+        """The same bundle for passes of `width` positions, 0 for as many as are verified. Raises `OptionError`."""
         width = integer("verify_width (of this bundle)", width, 0, self.manifest.limits.max_width)
         if width == 1:
             raise OptionError(

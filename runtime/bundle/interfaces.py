@@ -43,7 +43,7 @@ def interface(
 
 
 def _check_vision(manifest: Manifest, name: str, graph: GraphInfo) -> None:
-    """A vision graph takes what its family declares; it gives rows for the decoder (or its cross-attention)."""
+    """A vision graph takes what its family declares; it gives hidden states for the decoder (or its cross-attention)."""
     if manifest.image is None:
         raise BundleError(
             "manifest field 'image' must be set for a bundle with a graph 'vision'; build it again"
@@ -71,15 +71,15 @@ def _check_vision(manifest: Manifest, name: str, graph: GraphInfo) -> None:
         )
 
 
-def _compare(where: str, expected: Values, found: Sequence[ValueInfo]) -> None:
-    names = [value.name for value in found]
+def _compare(where: str, expected: Values, values: Sequence[ValueInfo]) -> None:
+    names = [value.name for value in values]
     odd = sorted(set(expected) ^ set(names)) or sorted(name for name in names if names.count(name) > 1)
     if odd:
         listed = ", ".join(odd[:4]) + (", …" if len(odd) > 4 else "")
         raise BundleError(
             f"manifest field {where!r} does not fit the rest of the manifest ({listed:.200}); build the bundle again"
         )
-    for index, value in enumerate(found):
+    for index, value in enumerate(values):
         dtype, shape = expected[value.name]
         fits = len(value.shape) == len(shape) and all(
             isinstance(have, str) if isinstance(want, str) else have == want

@@ -314,10 +314,10 @@ class FileInfo(Part):
 class Manifest(Part):
     """A whole manifest, schema version 2. Construct with `from_dict`.
 
-    `weights_dtype` is how weights are stored, `compute_dtype` what rows between graphs hold, `cache_dtype` what the
-    key/value cache holds; an engine may compute and cache in a wider type. `costs` holds measured pass times by machine, and
-    what pays there; `acceptance` what drafts accepted, on any machine.
-    `sha256` is what a file said of its other fields when it was read (`checksum.py`); writers compute it anew.
+    `weights_dtype` is how weights are stored, `compute_dtype` what hidden states between graphs hold, `cache_dtype`
+    what the key/value cache holds; an engine may compute and cache in a wider type. `costs` holds measured pass times
+    by machine, and what pays there; `acceptance` what drafts accepted, on any machine. `sha256` is what a file said of
+    its other fields when it was read (`checksum.py`); writers compute it anew.
     """
 
     format: str = checked(string(40, (FORMAT,)), default=FORMAT)
@@ -395,13 +395,13 @@ class Manifest(Part):
 
     @property
     def widest_tree(self) -> int:
-        """Most nodes of a token tree, its root included: as many as a pass has rows."""
+        """Most nodes of a token tree, its root included: as many as a pass has positions."""
         return self.limits.max_width if self.verify_width is None else self.verify_width
 
     def draft(self, name: str) -> DraftInfo | None:
         """The draft or the combination of drafts (`combined_drafts.py`) called `name`, or None."""
-        found = next((draft for draft in self.drafts if draft.name == name), None)
-        return found or combination(self.drafts, name)
+        entry = next((draft for draft in self.drafts if draft.name == name), None)
+        return entry or combination(self.drafts, name)
 
     def choose_draft(self, name: str | None) -> DraftInfo | None:
         """The draft called `name`, or the preferred one of that kind; the bundle's default for None, which is none

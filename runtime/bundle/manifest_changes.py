@@ -47,8 +47,8 @@ def _not_writable(bundle: Path, why: str | None) -> OptionError:
 def locked(bundle: Path) -> Iterator[None]:
     """Nobody else changes the manifest in the folder `bundle`, or puts another folder in its place, inside the block.
     Waits for who does. Raises `OptionError` when the folder cannot be written, `BundleError` when there is none."""
-    with contextlib.ExitStack() as held:
-        folder = _lock_folder(bundle, held)
+    with contextlib.ExitStack() as stack:
+        folder = _lock_folder(bundle, stack)
         try:
             yield
         finally:
@@ -58,15 +58,15 @@ def locked(bundle: Path) -> Iterator[None]:
                 remove(bundle / LOCK)
 
 
-def _lock_folder(bundle: Path, held: contextlib.ExitStack) -> os.stat_result:
-    """The folder at `bundle`, locked until `held` is closed."""
+def _lock_folder(bundle: Path, stack: contextlib.ExitStack) -> os.stat_result:
+    """The folder at `bundle`, locked until `stack` is closed."""
     while True:
         try:
             folder = bundle.stat()
             with contextlib.ExitStack() as tried:
                 tried.enter_context(alone(bundle / LOCK, bundle))
                 if os.path.samestat(folder, bundle.stat()):  # else it was replaced while this process waited
-                    held.push(tried.pop_all())
+                    stack.push(tried.pop_all())
                     return folder
         except FileNotFoundError as error:
             raise_if_foreign(error)
@@ -103,9 +103,12 @@ def store_costs(
             costs[here] = entry if choice is None else {**entry, "choice": choice}
         document["costs"] = list(costs.values())
         gone = {entry["draft"] for entry in acceptance} if anew else set()
-        seen = [*(old for old in document.get("acceptance", []) if old.get("draft") not in gone), *acceptance]
+        stored_entries = [
+            *(old for old in document.get("acceptance", []) if old.get("draft") not in gone),
+            *acceptance,
+        ]
         document["acceptance"] = list(
-            {(e.get("draft"), e.get("nodes"), e.get("depth")): e for e in seen}.values()
+            {(e.get("draft"), e.get("nodes"), e.get("depth")): e for e in stored_entries}.values()
         )
 
     change_manifest(bundle, stored)

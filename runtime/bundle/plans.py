@@ -116,20 +116,20 @@ def choose_plans(
         )
     plans = [Plan.parse(plan, f"plans[{number}]") for number, plan in here]
     backends = sorted({plan.backend for plan in plans}, key=lambda name: (not installed(name), name))
-    found = {plan.graph: plan for plan in plans if plan.backend == backends[0]}
+    by_graph = {plan.graph: plan for plan in plans if plan.backend == backends[0]}
     command = compile_command(bundle, backends[0], target)
-    missing = sorted(planned(manifest).keys() - found.keys())
+    missing = sorted(planned(manifest).keys() - by_graph.keys())
     if missing:
         raise BundleError(
             f"{bundle}: no {backends[0]} plan for {target} of {', '.join(missing)[:200]}; build them again with {command}"
         )
-    if len({plan.lean for plan in found.values()}) > 1:
+    if len({plan.lean for plan in by_graph.values()}) > 1:
         raise BundleError(
             f"{bundle}: some plans for {target} are for the lean runtime, others are not; build them again with {command}"
         )
-    lowerings = {plan.lowering for plan in found.values()}
+    lowerings = {plan.lowering for plan in by_graph.values()}
     if len(lowerings) > 1:
         raise BundleError(
             f"{bundle}: plans for {target} are {' and '.join(sorted(lowerings))} ones; build them again with {command}"
         )
-    return found
+    return by_graph

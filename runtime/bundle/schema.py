@@ -145,15 +145,15 @@ class Part:
         if not isinstance(value, Mapping):
             raise failure(path, value, "an object")
         known = {part.name: part for part in dataclasses.fields(cls) if "check" in part.metadata}  # type: ignore[arg-type]
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, part in known.items():
             where = f"{path}.{name}" if path else name
             if name in value:
-                found[name] = part.metadata["check"](value[name], where)
+                fields[name] = part.metadata["check"](value[name], where)
             elif part.default is dataclasses.MISSING and part.default_factory is dataclasses.MISSING:
                 raise BundleError(f"manifest field {where!r} is missing; build the bundle again")
         extra = {name: entry for name, entry in value.items() if name not in known}
-        return cls(**found, extra=extra)  # type: ignore[call-arg]
+        return cls(**fields, extra=extra)  # type: ignore[call-arg]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object this part was read from, unknown fields included."""

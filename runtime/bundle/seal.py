@@ -44,8 +44,8 @@ def manifest_text(document: Mapping[str, Any]) -> str:
 
 def check_seal(document: Mapping[str, Any], path: Path, needed: bool = False) -> None:
     """Raise `BundleError` when the checksum is not that of the document, or is missing although it is `needed`."""
-    found = document.get(FIELD)
-    if found is None:
+    stored = document.get(FIELD)
+    if stored is None:
         if needed:
             raise BundleError(
                 f"{path}: has no checksum of its own (an older vlmexport wrote it): build the bundle again, or trust it "
@@ -56,9 +56,9 @@ def check_seal(document: Mapping[str, Any], path: Path, needed: bool = False) ->
         expected = checksum(document)
     except RecursionError:
         raise BundleError(f"{path}: is nested too deeply; copy the whole folder again") from None
-    if found != expected:
+    if stored != expected:
         raise BundleError(
-            f"{path}: the checksum of its fields is {expected[:12]}…, its field 'sha256' says {str(found)[:12]}…: a value "
+            f"{path}: the checksum of its fields is {expected[:12]}…, its field 'sha256' says {str(stored)[:12]}…: a value "
             f"was changed; copy the whole folder again, or after an edit of your own run `{RESEAL} {path.parent}`"
         )
 

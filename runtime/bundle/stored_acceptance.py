@@ -40,14 +40,14 @@ class StoredAcceptance(Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, seen: AcceptanceCounts, requests: int, data: str, date: str) -> StoredAcceptance:
+    def of(cls, counts: AcceptanceCounts, requests: int, data: str, date: str) -> StoredAcceptance:
         """An entry from what was observed."""
-        shapes = [[*shape, count] for shape, count in sorted(seen.shapes.items())]
-        nodes, depth = seen.budget.nodes, seen.budget.depth
-        ranks = [[list(pair) for pair in of_depth] for of_depth in seen.ranks]
+        shapes = [[*shape, count] for shape, count in sorted(counts.shapes.items())]
+        nodes, depth = counts.budget.nodes, counts.budget.depth
+        ranks = [[list(pair) for pair in of_depth] for of_depth in counts.ranks]
         return cls(
-            draft=seen.draft, nodes=nodes, depth=depth, shapes=shapes, accepted=list(seen.accepted),
-            discarded=seen.discarded, ranks=ranks, requests=requests, data=data, date=date,
+            draft=counts.draft, nodes=nodes, depth=depth, shapes=shapes, accepted=list(counts.accepted),
+            discarded=counts.discarded, ranks=ranks, requests=requests, data=data, date=date,
         )  # fmt: skip
 
     @property
@@ -61,42 +61,44 @@ class StoredAcceptance(Part):
 
 def stored_acceptance(manifest: Manifest) -> list[StoredAcceptance]:
     """The entries of a bundle's own drafts. Raises `BundleError` for one that is not an entry."""
-    found = [
+    entries = [
         StoredAcceptance.parse(entry, f"acceptance[{at}]") for at, entry in enumerate(manifest.acceptance)
     ]
-    return [entry for entry in found if manifest.draft(entry.draft) is not None]
+    return [entry for entry in entries if manifest.draft(entry.draft) is not None]
 
 
 def measured_chains(manifest: Manifest) -> dict[str, ChainCounts]:
     """By draft, what its longest measured chain accepted, for the controller. Raises `BundleError`."""
     observed = [entry.observed for entry in stored_acceptance(manifest)]
     return {
-        name: ChainCounts(seen.accepted, seen.evaluated, sum(n for (nodes, _), n in seen.shapes.items() if nodes) / seen.cycles)
-        for name, seen in _longest_chains(observed).items()
+        name: ChainCounts(counts.accepted, counts.evaluated, sum(n for (nodes, _), n in counts.shapes.items() if nodes) / counts.cycles)
+        for name, counts in _longest_chains(observed).items()
     }  # fmt: skip
 
 
 def measured_trees(manifest: Manifest) -> dict[str, list[TreeGain]]:
     """By draft, the trees that were measured beside a chain as deep, for the controller. Raises `BundleError`."""
-    observed = [seen for entry in stored_acceptance(manifest) if (seen := entry.observed).cycles]
+    observed = [counts for entry in stored_acceptance(manifest) if (counts := entry.observed).cycles]
     chains = _longest_chains(observed)
     widest = manifest.widest_tree - 1
     trees: dict[str, list[TreeGain]] = {}
-    for seen in observed:
-        chain, depth = chains.get(seen.draft), seen.budget.depth
-        if seen.is_chain or chain is None or depth > chain.budget.depth or seen.budget.nodes > widest:
+    for counts in observed:
+        chain, depth = chains.get(counts.draft), counts.budget.depth
+        if counts.is_chain or chain is None or depth > chain.budget.depth or counts.budget.nodes > widest:
             continue
         kept = chain.tokens_per_cycle(depth) - 1
         if kept > 0:
-            trees.setdefault(seen.draft, []).append(
-                TreeGain(seen.budget, (seen.tokens_per_cycle(depth) - 1) / kept)
+            trees.setdefault(counts.draft, []).append(
+                TreeGain(counts.budget, (counts.tokens_per_cycle(depth) - 1) / kept)
             )
     return trees
 
 
 def _longest_chains(observed: Iterable[AcceptanceCounts]) -> dict[str, AcceptanceCounts]:
     chains: dict[str, AcceptanceCounts] = {}
-    for seen in observed:
-        if seen.is_chain and seen.cycles:
-            chains[seen.draft] = max(chains.get(seen.draft, seen), seen, key=lambda each: each.budget.depth)
+    for counts in observed:
+        if counts.is_chain and counts.cycles:
+            chains[counts.draft] = max(
+                chains.get(counts.draft, counts), counts, key=lambda each: each.budget.depth
+            )
     return chains

@@ -45,10 +45,10 @@ OWN_GRAPH = 0.1
 
 
 def _seconds(value: Any, path: str) -> dict[int, float]:
-    found = mapping_of(number(1e-9, 1e4), string(6), 64)(value, path)
-    if not found or not all(width.isdigit() and 0 < int(width) <= 1 << 16 for width in found):
+    by_width = mapping_of(number(1e-9, 1e4), string(6), 64)(value, path)
+    if not by_width or not all(width.isdigit() and 0 < int(width) <= 1 << 16 for width in by_width):
         raise failure(path, value, "an object of seconds by pass width")
-    return {int(width): float(seconds) for width, seconds in found.items()}
+    return {int(width): float(seconds) for width, seconds in by_width.items()}
 
 
 @dataclass(kw_only=True)
@@ -133,7 +133,7 @@ class StoredCosts(Part):
     threads: int = checked(integer(1, 4096))
     date: str = checked(string(40), default="")
     cache: int | None = checked(optional(integer(0, 1 << 21)), default=None)
-    """Key/value rows that were visible."""
+    """Cache length: key/value entries that were visible."""
     plain: dict[int, float] = checked(_seconds, default_factory=dict)
     host: float = checked(number(0, 1e4), default=0.0)
     drafts: dict[str, _StoredDraft] = checked(
@@ -189,10 +189,10 @@ def pick_costs(manifest: Manifest, machine: str, threads: int) -> CostTable:
 def with_combinations(table: CostTable, drafts: Sequence[DraftInfo]) -> CostTable:
     """The table with an entry for every combination of these drafts: that of its second one, which runs in some of its
     cycles."""
-    found = {
+    entries = {
         name: table.drafts[second] for name, second in combinations(drafts).items() if second in table.drafts
     }
-    return replace(table, drafts={**table.drafts, **found})
+    return replace(table, drafts={**table.drafts, **entries})
 
 
 def find_costs(manifest: Manifest, machine: str, threads: int) -> StoredCosts | None:
@@ -203,8 +203,8 @@ def find_costs(manifest: Manifest, machine: str, threads: int) -> StoredCosts | 
 
 def every_costs(manifest: Manifest) -> list[StoredCosts]:
     """All entries with pass times, oldest first. Raises `BundleError` for an entry that is not one."""
-    found = [StoredCosts.parse(entry, f"costs[{at}]") for at, entry in enumerate(manifest.costs)]
-    return [entry for entry in found if entry.plain]
+    entries = [StoredCosts.parse(entry, f"costs[{at}]") for at, entry in enumerate(manifest.costs)]
+    return [entry for entry in entries if entry.plain]
 
 
 def bundle_here(bundle: Bundle, machine: str, threads: int) -> Bundle:

@@ -126,9 +126,9 @@ def bench(
     if options.get("draft") == "none":
         raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")
     check_combinations(options)
-    asked: dict[str, Any] = {"seed": 0, **options} if options.get("temperature") else dict(options)
-    deprecated.translate(asked)
-    request_options(asked)
+    generate_kwargs: dict[str, Any] = {"seed": 0, **options} if options.get("temperature") else dict(options)
+    deprecated.translate(generate_kwargs)
+    request_options(generate_kwargs)
     if deprecated.force_acceptance is not None:
         warn("--force-acceptance", "use vlmexport.runtime.measure.forced_acceptance")
     output.check()
@@ -142,9 +142,9 @@ def bench(
     for request in requests:  # refused before a large model is loaded for nothing
         prepared = get_family(opened.manifest.model.family).prepare(opened, request.image, request.prompt)
         log_request(prepared)
-    check_draft(opened.manifest, asked)
-    log_draft(opened.manifest, asked)
-    of_drafts, shared = of_arms(asked)
+    check_draft(opened.manifest, generate_kwargs)
+    log_draft(opened.manifest, generate_kwargs)
+    of_drafts, shared = of_arms(generate_kwargs)
     begin = time.perf_counter()
     with (
         Session.load(

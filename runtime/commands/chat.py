@@ -19,7 +19,7 @@ HELP = "/image FILE and /video FILE|DIR show it with your next words, /help says
 
 
 def converse(
-    session: Session, prompt: str | None, media: list[Any], asked: dict[str, Any], fps: float | None
+    session: Session, prompt: str | None, media: list[Any], generate_kwargs: dict[str, Any], fps: float | None
 ) -> None:
     """Answers turn after turn; the first is `prompt` where there is one, and shows `media`. What cannot be answered is
     said on stderr, and the conversation goes on.
@@ -42,7 +42,7 @@ def converse(
                 print(f"{command}: {HELP}" if command != "/help" else HELP, file=sys.stderr)
             continue
         try:
-            result = chat.say(words, media, on_text=_write, **asked)
+            result = chat.say(words, media, on_text=_write, **generate_kwargs)
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             media = []

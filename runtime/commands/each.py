@@ -72,15 +72,15 @@ def answer_each(
             picture = known[1] if path == known[0] else read_picture(path)
             result = session.generate(picture, prompt, **options)
         except (ImageError, PromptError) as error:
-            said = str(error)
-            log.error("%s", said if str(path) in said else f"{path}: {said}")
+            message = str(error)
+            log.error("%s", message if str(path) in message else f"{path}: {message}")
             bad += 1
             continue
         if bundle is None:
             line = f"{path.name}\t{' '.join(result.text.split())}"
         else:
-            found = report(result, bundle, RunInputs(image=[path]), prompt, session.note)
-            line = json.dumps(found, ensure_ascii=False, allow_nan=False)
+            document = report(result, bundle, RunInputs(image=[path]), prompt, session.note)
+            line = json.dumps(document, ensure_ascii=False, allow_nan=False)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
         log.debug("%s: %s", path.name, summary(result))

@@ -35,11 +35,11 @@ def inspect(
     opened = Bundle.open(bundle)
     log_bundle(opened, "size", time.perf_counter() - begin)
     checked = _compare(opened, quiet=as_json or is_quiet() or is_verbose()) if check else None
-    found = facts(opened) | {"checked": {"sizes": len(opened.manifest.files), "sha256": checked}}
+    report = facts(opened) | {"checked": {"sizes": len(opened.manifest.files), "sha256": checked}}
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        show(found, console(), shapes)
+        show(report, console(), shapes)
 
 
 def register(app: typer.Typer) -> None:
@@ -67,27 +67,27 @@ def _compare(opened: Bundle, quiet: bool) -> int:
         return opened.check_sums(progress=advance)
 
 
-def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
+def show(report: dict[str, Any], out: Console, shapes: bool = False) -> None:
     """Print the facts of `inspection.facts` for people."""
     from .output import picture_size, quantity, size
     from .plans import plans_tables
     from .table import Table
 
-    model, decoder, limits, kv = found["model"], found["decoder"], found["limits"], found["kv"]
+    model, decoder, limits, kv = report["model"], report["decoder"], report["limits"], report["kv"]
     head = Table()
     head.add_column(whole=True)
     head.add_column(wrap=True)
     row = head.add_row
-    row("Bundle", found["path"])
+    row("Bundle", report["path"])
     row("Model", f"{model['source']} ({model['architecture']}), {quantity(model['parameters'])} parameters, "
-        f"{found['precision']}")  # fmt: skip
+        f"{report['precision']}")  # fmt: skip
     if (origin := model["trained_from"]) is not None:
         row("Trained from", f"{origin['name']} ({origin['fingerprint'][:19]}): its weights changed with its draft, and so "
             "may its answers")  # fmt: skip
     if (adapter := model["adapter"]) is not None:
         row("Adapter", f"{adapter['name']} ({adapter['fingerprint'][:19]}), merged into the weights")
-    row("Size", f"{size(found['bytes'])}: weights {size(found['weights']['bytes'])}, graphs "
-        f"{size(_graph_bytes(found))}")  # fmt: skip
+    row("Size", f"{size(report['bytes'])}: weights {size(report['weights']['bytes'])}, graphs "
+        f"{size(_graph_bytes(report))}")  # fmt: skip
     cuts = decoder["cuts"]
     row("Decoder", f"{decoder['num_layers']} layers × {decoder['hidden_size']}, {decoder['num_heads']} heads "
         f"({decoder['num_kv_heads']} key/value), cut at {', '.join(map(str, cuts[1:-1])) or 'no layer'}")  # fmt: skip
@@ -96,30 +96,30 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
         f"{size(kv['bytes_per_token'])} per token, {size(kv['bytes_per_sequence'])} for each sequence that is decoded "
         f"at a time{picture_size(kv['bytes_per_image'])}, {decoder['cache_dtype']}",
     )
-    if any(graph["float32"] is not None for graph in found["graphs"]):
-        row("Arithmetic", f"{found['compute_dtype']} rows between graphs; on a CPU weights become float32 when they are "
+    if any(graph["float32"] is not None for graph in report["graphs"]):
+        row("Arithmetic", f"{report['compute_dtype']} rows between graphs; on a CPU weights become float32 when they are "
             "loaded, arithmetic and caches are float32")  # fmt: skip
     source = "" if limits.get("max_source") is None else f", {limits['max_source']} encoder rows"
     row(
         "Limits",
         f"{limits['max_length']} tokens, batch {limits['max_batch']}, width {limits['max_width']}{source}",
     )
-    if found["image"] is not None:
-        image = found["image"]
+    if report["image"] is not None:
+        image = report["image"]
         row("Image", f"{image['width']} × {image['height']}, processor {image['processor']} → "
-            f"{found['text']['image_rows']} rows")  # fmt: skip
-    text = found["text"]
+            f"{report['text']['image_rows']} rows")  # fmt: skip
+    text = report["text"]
     chat = ", chat template" if text["chat_template"] else ""
     default = f", default prompt {text['default_prompt']!r}" if text["default_prompt"] is not None else ""
     row("Text", f"{text['vocab_size']} tokens{chat}{default}")
-    row("Default", _policy(found))
-    if asked := _generation(found["generation"]):
-        row("Generation", asked)
-    if found["verify_width"] is not None:
-        row("Verify width", str(found["verify_width"]))
-    made = ", ".join(f"{name} {value}" for name, value in found["producer"].items())
-    row("Made by", made)
-    row("Checked", _checked(found))
+    row("Default", _policy(report))
+    if generation := _generation(report["generation"]):
+        row("Generation", generation)
+    if report["verify_width"] is not None:
+        row("Verify width", str(report["verify_width"]))
+    producer = ", ".join(f"{name} {value}" for name, value in report["producer"].items())
+    row("Made by", producer)
+    row("Checked", _checked(report))
     out.print(head)
 
     graphs = Table("Graphs")
@@ -128,7 +128,7 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     graphs.add_column("inputs", wrap=True)
     graphs.add_column("outputs", wrap=True, drop=0 if shapes else 1)
     graphs.add_column("file", justify="right")
-    for graph in found["graphs"]:
+    for graph in report["graphs"]:
         layers = graph["layers"]
         span = "" if layers is None else _span(layers[0], layers[1] - 1)
         inputs, outputs = (_values(graph[side], shapes) for side in ("inputs", "outputs"))
@@ -141,29 +141,29 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     drafts.add_column("kind", drop=1)
     for name in ("after layer", "trained", "weights", "default"):
         drafts.add_column(name, whole=True)
-    for draft in found["drafts"]:
-        policy = found["policy"]
+    for draft in report["drafts"]:
+        policy = report["policy"]
         is_default = policy["speculative"] and draft["name"] == policy["draft"]
         layer = "" if draft["layer"] is None else str(draft["layer"])
         trained = "yes" if draft["trained"] else "no"
         weights = draft["weights_dtype"] or ""
         drafts.add_row(draft["name"], draft["kind"], layer, trained, weights, "yes" if is_default else "")
-    if found["drafts"]:
+    if report["drafts"]:
         out.print()
         out.print(drafts)
 
-    for entry in found["calibrated"]:
+    for entry in report["calibrated"]:
         out.print(_plain(_calibrated(entry)))
-    for entry in found["acceptance"]:
+    for entry in report["acceptance"]:
         if entry["ranks"]:
             out.print(_plain(_ranks(entry)))
-    if found["parity"]:
-        worst = max(found["parity"], key=lambda entry: entry.get("max_abs_difference") or 0.0)
+    if report["parity"]:
+        worst = max(report["parity"], key=lambda entry: entry.get("max_abs_difference") or 0.0)
         out.print(
-            f"\nCompared with PyTorch when it was built: {len(found['parity'])} graphs and outputs, largest difference "
+            f"\nCompared with PyTorch when it was built: {len(report['parity'])} graphs and outputs, largest difference "
             f"{worst.get('max_abs_difference', 0.0):.2g} ({worst.get('graph')})"
         )
-    for table in plans_tables(found["plans"]):
+    for table in plans_tables(report["plans"]):
         out.print()
         out.print(table)
 
@@ -197,8 +197,8 @@ def _ranks(entry: dict[str, Any]) -> str:
     return f"  {entry['draft']}, tree of {entry['nodes']}: right by rank, depth by depth: {'; '.join(depths)}"
 
 
-def _policy(found: dict[str, Any]) -> str:
-    policy = found["policy"]
+def _policy(report: dict[str, Any]) -> str:
+    policy = report["policy"]
     if not policy["speculative"] or policy["draft"] is None:
         return "plain decoding"
     threshold = policy["confidence_threshold"]
@@ -206,29 +206,29 @@ def _policy(found: dict[str, Any]) -> str:
     return f"speculative with {policy['draft']}, {policy['draft_length']} tokens per cycle{stop}"
 
 
-def _generation(asked: dict[str, Any]) -> str:
+def _generation(settings: dict[str, Any]) -> str:
     """What the model asks of decoding; empty where it asks nothing."""
     shown = []
-    for name, value in asked.items():
+    for name, value in settings.items():
         if isinstance(value, list) and value and name != "ignored":
             shown.append(f"{len(value)} {name.replace('_ids', '').replace('_', ' ')}")
         elif isinstance(value, int | float) and value != (1 if name == "repetition_penalty" else 0):
             shown.append(f"{name.replace('_', ' ')} {value:g}")
-    if asked["ignored"]:
-        shown.append(f"not taken over: {', '.join(asked['ignored'])}")
+    if settings["ignored"]:
+        shown.append(f"not taken over: {', '.join(settings['ignored'])}")
     return ", ".join(shown)
 
 
-def _graph_bytes(found: dict[str, Any]) -> int:
+def _graph_bytes(report: dict[str, Any]) -> int:
     """Of all forms of all graphs."""
-    files = {graph[form] for graph in found["graphs"] for form in ("file", "float32", "folded")}
-    return sum(found["files"][name]["bytes"] for name in files - {None})
+    files = {graph[form] for graph in report["graphs"] for form in ("file", "float32", "folded")}
+    return sum(report["files"][name]["bytes"] for name in files - {None})
 
 
-def _checked(found: dict[str, Any]) -> str:
-    sums = found["checked"]["sha256"]
+def _checked(report: dict[str, Any]) -> str:
+    sums = report["checked"]["sha256"]
     if sums is None:
-        return f"{found['checked']['sizes']} files present with the right size (--check compares every byte)"
+        return f"{report['checked']['sizes']} files present with the right size (--check compares every byte)"
     return f"{sums} files, every SHA-256 as the manifest says"
 
 

@@ -50,9 +50,9 @@ def profile(
     if html is not None:
         check_page(html)
     opened = Bundle.open(bundle)
-    wanted = _widths(engine.widths, opened)
+    widths = _widths(engine.widths, opened)
     if save_commands is not None:
-        count = _save(opened, plans, wanted, save_commands)
+        count = _save(opened, plans, widths, save_commands)
         console().print(
             f"{save_commands}: {count} runs; then `vlmexport profile {bundle} --import DIR`", markup=False
         )
@@ -67,11 +67,11 @@ def profile(
             alpha=request.acceptance, cycles=cycles,
         )  # fmt: skip
 
-    found = _by_trtexec(opened, plans, engine.engine or engine.device != "cpu", wanted)
+    result = _by_trtexec(opened, plans, engine.engine or engine.device != "cpu", widths)
     report = (
-        _measure_here(opened, wanted, engine, found, reported, as_json)
-        if isinstance(found, list)
-        else reported(*found)
+        _measure_here(opened, widths, engine, result, reported, as_json)
+        if isinstance(result, list)
+        else reported(*result)
     )
     if as_json:
         print_json(report)
@@ -102,18 +102,18 @@ def _widths(text: str | None, bundle: Bundle) -> list[int]:
     return sorted({1, *map(int, parts)})
 
 
-def _save(bundle: Bundle, asked: PlanOptions, widths: Sequence[int], path: Path) -> int:
+def _save(bundle: Bundle, options: PlanOptions, widths: Sequence[int], path: Path) -> int:
     from ..common.atomic_files import write_file
-    from ..measure.profile.commands import choose_plans, runs, script, write_inputs
-    from ..measure.profile.points import points
+    from ..measure.profile.commands import choose_plans, list_runs, script, write_inputs
+    from ..measure.profile.points import list_points
 
-    plans = _plans(choose_plans(bundle.manifest, asked.target, asked.backend))
-    found = runs(bundle.manifest, plans, points(bundle, widths))
+    plans = _plans(choose_plans(bundle.manifest, options.target, options.backend))
+    runs = list_runs(bundle.manifest, plans, list_points(bundle, widths))
     inputs = f"{path.stem}-inputs"
-    write_inputs(found, path.parent / inputs)
-    write_file(path, script(found, inputs, bundle.path))
+    write_inputs(runs, path.parent / inputs)
+    write_file(path, script(runs, inputs, bundle.path))
     path.chmod(0o755)
-    return len(found)
+    return len(runs)
 
 
 def _plans(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -124,18 +124,18 @@ def _plans(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _by_trtexec(
-    bundle: Bundle, asked: PlanOptions, engine: bool, widths: Sequence[int]
+    bundle: Bundle, options: PlanOptions, engine: bool, widths: Sequence[int]
 ) -> tuple[list[Timing], dict[str, Any], bool] | list[str]:
     """Times, what the report says of where they come from, and whether embedding rows come from a graph; or, where the
     engine at hand is to be timed, notes that say why."""
-    from ..measure.profile.commands import choose_plans, execute, find_tool, read_results, runs
-    from ..measure.profile.points import points
+    from ..measure.profile.commands import choose_plans, execute, find_tool, list_runs, read_results
+    from ..measure.profile.points import list_points
 
     capacity = bundle.manifest.limits.max_length + bundle.manifest.limits.max_width
-    import_results = asked.import_results
+    import_results = options.import_results
     if not engine or import_results is not None:
-        plans = choose_plans(bundle.manifest, asked.target, asked.backend)
-        if import_results is not None or asked.trtexec is not None:
+        plans = choose_plans(bundle.manifest, options.target, options.backend)
+        if import_results is not None or options.trtexec is not None:
             plans = _plans(plans)
         if plans:
             first = plans[0]
@@ -148,11 +148,11 @@ def _by_trtexec(
                     {**about, "device": f"the device of {import_results}"},
                     True,
                 )
-            tool = find_tool(first["backend"], asked.trtexec)
+            tool = find_tool(first["backend"], options.trtexec)
             if tool is not None:
-                found = runs(bundle.manifest, plans, points(bundle, widths))
+                runs = list_runs(bundle.manifest, plans, list_points(bundle, widths))
                 with tempfile.TemporaryDirectory(prefix="vlmexport-profile-") as folder:
-                    timings = execute(found, tool, bundle.path, Path(folder), asked.iterations)
+                    timings = execute(runs, tool, bundle.path, Path(folder), options.iterations)
                 return timings, {**about, "device": "this machine's GPU"}, True
             note = "trtexec was not found: these are times of the engine at hand, not of the plans"
             return [note]
@@ -162,7 +162,7 @@ def _by_trtexec(
 def _measure_here(
     bundle: Bundle,
     widths: Sequence[int],
-    asked: DeviceOptions,
+    options: DeviceOptions,
     notes: list[str],
     reported: Callable[[list[Timing], dict[str, Any], bool, TimeCycles], dict[str, Any]],
     as_json: bool,
@@ -172,26 +172,29 @@ def _measure_here(
     from ..hardware import machine
     from ..measure.profile.host import time_cycles
     from ..measure.profile.local import time_here
-    from ..measure.profile.points import points
+    from ..measure.profile.points import list_points
     from ..session.session import Session
     from .progress import showing
 
-    found, rows = points(bundle, widths), bundle.manifest.limits.max_length // 2
-    with Session.load(bundle, asked.device, threads=asked.threads) as session:
+    points, cache_len = list_points(bundle, widths), bundle.manifest.limits.max_length // 2
+    with Session.load(bundle, options.device, threads=options.threads) as session:
         engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
         if engine.host_memory:  # the decoder reads embedding rows from the table, and makes masks itself
-            found = [point for point in found if point.graph not in HOST_ROLES]
+            points = [point for point in points if point.graph not in HOST_ROLES]
         if not as_json:
-            log.info("timing graphs on the engine %s: %d sizes, taking turns", engine.name, len(found))
+            log.info("timing graphs on the engine %s: %d sizes, taking turns", engine.name, len(points))
         with showing(as_json) as progress:
             timings = time_here(
-                session, found, rows, progress=lambda done, total: progress("timing graphs", done, total)
+                session,
+                points,
+                cache_len,
+                progress=lambda done, total: progress("timing graphs", done, total),
             )
         where = machine.describe()
         if machine.busy(where):
             notes = [*notes, machine.BUSY]
         about = {
-            "timed_with": f"the engine {engine.name}", "cache_rows": rows, "notes": notes,
+            "timed_with": f"the engine {engine.name}", "cache_rows": cache_len, "notes": notes,
             "device": f"{where['cpu']}, {session.threads or 1} threads" if engine.host_memory else engine.machine,
         }  # fmt: skip
         return reported(
@@ -221,10 +224,13 @@ def show(report: dict[str, Any], out: Console) -> None:
     for name in report["drafts"]:
         drafts.add_column(name, justify="right")
     for alpha in sorted({row["acceptance"] for row in report["predictions"]}):
-        rows = {row["draft"]: row for row in report["predictions"] if row["acceptance"] == alpha}
+        predictions = {row["draft"]: row for row in report["predictions"] if row["acceptance"] == alpha}
         drafts.add_row(
             f"{alpha:g}",
-            *(f"{rows[n]['speedup']:.2f} × at {rows[n]['draft_length']}" for n in report["drafts"]),
+            *(
+                f"{predictions[n]['speedup']:.2f} × at {predictions[n]['draft_length']}"
+                for n in report["drafts"]
+            ),
         )
     if report["drafts"]:
         out.print(drafts)

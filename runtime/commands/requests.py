@@ -93,11 +93,11 @@ def read_picture(image: Path) -> Image:
 
 def read_media(images: list[Path], videos: list[Path], fps: float | None = None) -> list[Any]:
     """Pictures, read, and videos of `fps` frames a second, not read yet. Raises `ImageError`, `OptionError`."""
-    found: list[Any] = [read_picture(path) for path in images]
+    media: list[Any] = [read_picture(path) for path in images]
     if videos:
         from ..images.video import Video
 
-        found += [Video(path, fps) for path in videos]
+        media += [Video(path, fps) for path in videos]
     elif fps is not None:
         raise OptionError(f"--video-fps {fps:g} is of no video; give --video, or leave it out")
-    return found
+    return media

@@ -84,9 +84,9 @@ def run(
     from .requests import check_combinations, check_draft, read_media, read_prompt
     from .verbose import log_bundle, log_draft, log_request, log_result, log_session
 
-    asked: dict[str, Any] = dict(options)
-    deprecated.translate(asked)
-    request_options(asked)
+    generate_kwargs: dict[str, Any] = dict(options)
+    deprecated.translate(generate_kwargs)
+    request_options(generate_kwargs)
     check_combinations(options)
     inputs.check(as_json)
     image, video, chat = inputs.image, inputs.video, inputs.chat
@@ -106,22 +106,24 @@ def run(
     if text is not None or not chat:
         # A request that cannot be served is refused before a large model is loaded for nothing.
         with quiet_stderr():  # where a tokenizer gives up, its library writes a page beside our line
-            prepared = family.prepare(PlainText(opened) if asked.get("plain_text") else opened, views, text)
+            prepared = family.prepare(
+                PlainText(opened) if generate_kwargs.get("plain_text") else opened, views, text
+            )
         log_request(prepared, media[: len(media) - len(video)], read)
-    check_draft(opened.manifest, asked)
-    log_draft(opened.manifest, asked)
+    check_draft(opened.manifest, generate_kwargs)
+    log_draft(opened.manifest, generate_kwargs)
     begin = time.perf_counter()
     with Session.load(
         opened, loading.device, loading.max_length, threads=loading.threads, kernel_cache=loading.kernel_cache
     ) as session:
         log_session(session, time.perf_counter() - begin)
         if chat:
-            converse(session, text, views, asked, inputs.video_fps)
+            converse(session, text, views, generate_kwargs, inputs.video_fps)
             return
         if pictures is not None and known is not None:
-            answer_each(session, pictures, text, asked, str(bundle) if as_json else None, known)
+            answer_each(session, pictures, text, generate_kwargs, str(bundle) if as_json else None, known)
             return
-        stream = session.stream(image=views, prompt=text, **asked)
+        stream = session.stream(image=views, prompt=text, **generate_kwargs)
         for piece in stream:
             if not as_json:
                 sys.stdout.write(piece)

@@ -105,11 +105,11 @@ def stats_line(stats: Stats) -> str:
 def summary(result: Result) -> str:
     """One line: tokens, speed, and what speculation did."""
     stats = result.stats
-    kept = (
+    reused = (
         f", {stats.reused_tokens} of {stats.prompt_tokens} prompt tokens kept" if stats.reused_tokens else ""
     )
     rate = "" if stats.tokens_per_second is None else f", {stats.tokens_per_second:.1f} tokens/s"
-    line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason}){kept}"
+    line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason}){reused}"
     if not stats.proposed:
         return f"{line}; plain decoding"
     length = "as many tokens a pass as pay"

@@ -59,14 +59,14 @@ def log_request(prepared: Prepared, images: Sequence[Any] = (), seconds: float |
     )
 
 
-def log_draft(manifest: Manifest, asked: dict[str, Any]) -> None:
-    """Which draft serves a request with the options `asked`, and who decides how many tokens it drafts."""
-    chosen = manifest.choose_draft(asked.get("draft"))
+def log_draft(manifest: Manifest, generate_kwargs: dict[str, Any]) -> None:
+    """Which draft serves a request with the options `generate_kwargs`, and who decides how many tokens it drafts."""
+    chosen = manifest.choose_draft(generate_kwargs.get("draft"))
     if chosen is None:
         log.debug("draft: none, plain decoding")
         return
     layer = "" if chosen.layer is None else f", after layer {chosen.layer} of {manifest.decoder.num_layers}"
-    length = asked.get("draft_length")
+    length = generate_kwargs.get("draft_length")
     log.debug(
         "draft: %s (%s%s, %s); tokens per cycle: %s; the bundle has %s",
         chosen.name,

@@ -92,10 +92,10 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 def check_folder(option: str, path: Path) -> None:
     """Raise `OptionError` where `path`, which `option` names, has no folder to be written in: before anything is measured."""
-    _, found = look_at(path, OptionError, option)
-    if found == "folder":
+    _, kind = look_at(path, OptionError, option)
+    if kind == "folder":
         raise OptionError(f"{option} {path}: is a folder; name a file")
-    if found == "device":
+    if kind == "device":
         raise OptionError(f"{option} {path}: is a device or a pipe, which cannot be replaced; name a file")
     if not path.parent.is_dir():
         raise OptionError(f"{option} {path}: the folder {path.parent} does not exist")

@@ -48,15 +48,15 @@ def opened(path: Path, failure: type[VlmexportError], pipes: bool = False) -> It
 
 def read_whole(path: Path, most: int, failure: type[VlmexportError], pipes: bool = False) -> bytes:
     """The bytes of what `opened` opens, `most` at most. Raises `failure` as that does, and for a longer file."""
-    held = bytearray()
+    content = bytearray()
     with opened(path, failure, pipes) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise failure(too_long(path, most))
-        while len(held) <= most and (chunk := file.read1(_CHUNK)):  # type: ignore[attr-defined]
-            held += chunk
-    if len(held) > most:
+        while len(content) <= most and (chunk := file.read1(_CHUNK)):  # type: ignore[attr-defined]
+            content += chunk
+    if len(content) > most:
         raise failure(too_long(path, most))
-    return bytes(held)
+    return bytes(content)
 
 
 def too_long(path: Path, most: int) -> str:
@@ -111,12 +111,12 @@ class TextError(ValueError):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         for name, value in pairs:
-            if value != found[name]:
+            if value != members[name]:
                 raise TextError(f"an object gives the name {name!r:.80} twice, with different values")
-    return found
+    return members
 
 
 class _Unfit(Exception):
@@ -136,10 +136,10 @@ class _Behind(io.RawIOBase):
         return self._file
 
     def readinto(self, into: Any) -> int:
-        found = self._begun[: len(into)] or os.read(self._file, len(into))
-        self._begun = self._begun[len(found) :]
-        into[: len(found)] = found
-        return len(found)
+        data = self._begun[: len(into)] or os.read(self._file, len(into))
+        self._begun = self._begun[len(data) :]
+        into[: len(data)] = data
+        return len(data)
 
 
 @contextlib.contextmanager
@@ -181,13 +181,13 @@ def _first(pipe: int) -> bytes:
     end = time.monotonic() + PIPE_WAIT
     while True:
         try:
-            found = os.read(pipe, _CHUNK)
+            data = os.read(pipe, _CHUNK)
         except BlockingIOError:  # somebody has opened it
             os.set_blocking(pipe, True)
             return b""
-        if found:
+        if data:
             os.set_blocking(pipe, True)
-            return found
+            return data
         if time.monotonic() >= end:
             raise _Unfit(f"is a pipe that nobody writes into (waited {PIPE_WAIT:g} s), not a regular file")
         time.sleep(0.01)

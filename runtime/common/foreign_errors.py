@@ -51,12 +51,12 @@ def is_foreign(error: BaseException) -> bool:
     another one (`raise … from`), both count."""
     if from_signal_handler(error):  # also one of a program that is installed beside the libraries
         return True
-    found: BaseException | None = error
-    while found is not None:
+    current: BaseException | None = error
+    while current is not None:
         # From the frame that caught it, which is ours, or a library's in the case of a cause.
-        if not all(_known(frame) for frame, _ in traceback.walk_tb(found.__traceback__)):
+        if not all(_known(frame) for frame, _ in traceback.walk_tb(current.__traceback__)):
             return True
-        found = found.__cause__
+        current = current.__cause__
     return False
 
 

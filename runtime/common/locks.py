@@ -44,14 +44,14 @@ def alone(path: Path, what: Path | None = None) -> Iterator[None]:
 
     lock = _lock(path)
     try:
-        held = _acquired(lock, PATIENCE)
+        acquired = _acquired(lock, PATIENCE)
     except Timeout:
         log.warning("waiting for another process that works on %s", what or path.parent)
-        held = _acquired(lock, -1)
+        acquired = _acquired(lock, -1)
     try:
         yield
     finally:
-        if held:
+        if acquired:
             lock.release()
 
 

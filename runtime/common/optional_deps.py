@@ -58,10 +58,10 @@ def origin() -> dict[str, Any]:
     """What `direct_url.json` holds: where this package was installed from; {}: nothing is recorded."""
     try:
         text = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json")
-        found = json.loads(text) if text else {}
+        content = json.loads(text) if text else {}
     except (importlib.metadata.PackageNotFoundError, json.JSONDecodeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def folder_of(url: str) -> Path | None:

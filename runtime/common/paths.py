@@ -9,14 +9,14 @@ from typing import Any, Literal
 from .errors import VlmexportError
 from .foreign_errors import raise_if_foreign
 
-Found = Literal["file", "folder", "device", "nothing"]
+PathKind = Literal["file", "folder", "device", "nothing"]
 """A device is all that is neither a regular file nor a folder: a pipe, a terminal, `/dev/zero`."""
 
 MOST_SHOWN = 200
 """Characters of a path in a message."""
 
 
-def look_at(path: Any, error: type[VlmexportError], what: str) -> tuple[Path, Found]:
+def look_at(path: Any, error: type[VlmexportError], what: str) -> tuple[Path, PathKind]:
     """`path`, and what is there. Links are followed.
 
     Raises `error`, with `what` before it ("the image"), for an empty one, one that no file can have (too long,
@@ -26,13 +26,13 @@ def look_at(path: Any, error: type[VlmexportError], what: str) -> tuple[Path, Fo
         text = os.fspath(path)
         if not text:
             raise error(f"{what}: its path is empty")
-        found = Path(text)
-        if found.is_file():
-            return found, "file"
-        if found.is_dir():
-            return found, "folder"
+        location = Path(text)
+        if location.is_file():
+            return location, "file"
+        if location.is_dir():
+            return location, "folder"
         # `is_file` answers for a NUL or a character that cannot be written, `stat` says what is wrong.
-        return found, "device" if _exists(found) else "nothing"
+        return location, "device" if _exists(location) else "nothing"
     except (OSError, TypeError, ValueError) as cause:
         raise_if_foreign(cause)
         reason = getattr(cause, "strerror", None) or str(cause)

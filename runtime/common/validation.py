@@ -20,29 +20,29 @@ CHANNELS = ("rgb", "bgr")
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     """`value` as an int in low..high (numpy integers too). Raises `OptionError` for anything else, bool included."""
     try:
-        found = operator.index(value)
+        result = operator.index(value)
     except TypeError as error:
         if from_signal_handler(error):
             raise
-        found = None
-    if found is None or isinstance(value, bool) or found < low or (high is not None and found > high):
+        result = None
+    if result is None or isinstance(value, bool) or result < low or (high is not None and result > high):
         span = f"≥ {low}" if high is None else f"in {low}..{high}"
         raise OptionError(f"{name}: {value!r:.80} is not an integer {span}")
-    return found
+    return result
 
 
 def number(name: str, value: Any, low: float, high: float = math.inf, above: bool = False) -> float:
     """`value` as a finite float in low..high, above `low` when `above`. Raises `OptionError` for anything else."""
     try:
-        found = math.nan if isinstance(value, bool | str | bytes) else float(value)
+        result = math.nan if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError) as error:
         if from_signal_handler(error):
             raise
-        found = math.nan
-    if not math.isfinite(found) or not low <= found <= high or (above and found == low):
+        result = math.nan
+    if not math.isfinite(result) or not low <= result <= high or (above and result == low):
         span = f"{'>' if above else '≥'} {low:g}" + ("" if high == math.inf else f" and ≤ {high:g}")
         raise OptionError(f"{name}: {value!r:.80} is not a number {span}")
-    return found
+    return result
 
 
 def check_colour_order(name: str, value: Any, error: type[VlmexportError] = OptionError) -> None:

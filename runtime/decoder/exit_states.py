@@ -27,7 +27,7 @@ class ExitStates:
         self._size, self._item = manifest.decoder.hidden_size, DTYPES[dtype].itemsize
         nbytes = manifest.limits.max_width * self._stride(max_batch) * self._item
         self.buffers = {
-            cut: engine.allocate(f"exit_rows.{cut}", nbytes) for cut in range(1, len(manifest.segments))
+            cut: engine.allocate(f"exit_hidden.{cut}", nbytes) for cut in range(1, len(manifest.segments))
         }
         """Exit states after segment `cut` − 1, by cut."""
         self.taps: dict[int, Buffer] = {

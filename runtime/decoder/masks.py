@@ -136,7 +136,9 @@ class CausalMask:
         target[:, :count, :start] = self._toeplitz[:, start + depths, :start]
         inside = self._by_distance[:, self._capacity - 1 + depths[None, :] - depths[:, None]]
         target[:, :count, start : start + count] = np.where(visible, inside, self._hidden)
-        if count < target.shape[1]:  # padding rows see what the root sees, so that no row is empty
+        if (
+            count < target.shape[1]
+        ):  # padding positions see what the root sees, so that no row of the mask is empty
             target[:, count:, :] = target[:, :1, :]
         assert cache_len >= start + count
 

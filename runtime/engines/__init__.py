@@ -65,5 +65,5 @@ def create(
 def _not_loadable(error: ImportError) -> DeviceError:
     """What to say of a package that is there, and whose library the system does not load: for want of memory, say."""
     raise_if_foreign(error)
-    said = str(error).splitlines() or [type(error).__name__]
-    return DeviceError(f"ONNX Runtime is installed but cannot be loaded: {said[0]}")
+    lines = str(error).splitlines() or [type(error).__name__]
+    return DeviceError(f"ONNX Runtime is installed but cannot be loaded: {lines[0]}")

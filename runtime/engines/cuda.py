@@ -275,8 +275,8 @@ def _check(driver: Any, what: str, code: int) -> None:
     if code:
         words = c_char_p()
         driver.cuGetErrorString(code, byref(words))
-        said = (words.value or b"unknown error").decode("utf-8", "replace")
-        raise DeviceError(f"CUDA: {what} failed: {said} ({code})")
+        message = (words.value or b"unknown error").decode("utf-8", "replace")
+        raise DeviceError(f"CUDA: {what} failed: {message} ({code})")
 
 
 def _places() -> Iterator[str]:

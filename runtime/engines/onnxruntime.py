@@ -54,9 +54,9 @@ def use_global_pool(threads: int | None = None) -> int:
     if threads is not None and (type(threads) is not int or not 1 <= threads <= most):
         raise OptionError(f"threads: {threads!r} is not an integer in 1..{most}")
     if _pool_threads is None:
-        wanted = threads or cores()
+        pool_size = threads or cores()
         try:
-            ort.set_global_thread_pool_sizes(wanted, 1)
+            ort.set_global_thread_pool_sizes(pool_size, 1)
         except Exception as error:  # the pool belongs to other code in this process
             raise_if_foreign(error)
             if threads is not None:
@@ -64,7 +64,7 @@ def use_global_pool(threads: int | None = None) -> int:
                     f"threads: {threads} cannot be set, other code in this process already created "
                     "ONNX Runtime's thread pool"
                 ) from error
-        _pool_threads = wanted
+        _pool_threads = pool_size
     elif threads is not None and threads != _pool_threads:
         raise OptionError(f"threads: {threads} asked for, but this process already uses {_pool_threads}")
     return _pool_threads

@@ -138,14 +138,16 @@ class OnnxRuntimeCuda(DeviceEngine):
             return self._bound_call(graph, inputs, outputs)
         (num_logits,) = next(iter(answers.values())).shape
         vocabulary = next(int(each.shape[1]) for each in self.graphs[graph].outputs if each.name == "logits")
-        made = {name: view for name, view in outputs.items() if name not in ANSWERS}
-        logits = made.setdefault("logits", self.passing("logits", (num_logits, vocabulary), "float32"))
+        graph_outputs = {name: view for name, view in outputs.items() if name not in ANSWERS}
+        logits = graph_outputs.setdefault(
+            "logits", self.passing("logits", (num_logits, vocabulary), "float32")
+        )
         if self._places is None:
             self._places = self.constant("answers.places", places(vocabulary))
         for name, dtype in ANSWERS.items():
             answers.setdefault(name, self.passing(f"answers.{name}", (num_logits,), dtype))
         judged = self._bound_call(FILE, {"logits": logits, "places": self._places}, answers)
-        return Steps([self._bound_call(graph, inputs, made), judged])
+        return Steps([self._bound_call(graph, inputs, graph_outputs), judged])
 
     def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _BoundCall:
         session, file = self._session(graph), self._file(graph)
@@ -232,16 +234,16 @@ def preload() -> None:
     load = getattr(ort, "preload_dlls", None)  # since ONNX Runtime 1.21
     if load is None:
         return
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said), warnings.catch_warnings():
+    output = io.StringIO()
+    with redirect_stdout(output), redirect_stderr(output), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             load()
         except Exception as error:  # a help, not a condition
             raise_if_foreign(error)
-            said.write(str(error))
-    if said.getvalue():
-        log.debug("CUDA libraries: %s", " ".join(said.getvalue().split()))
+            output.write(str(error))
+    if output.getvalue():
+        log.debug("CUDA libraries: %s", " ".join(output.getvalue().split()))
 
 
 def run_options(number: str) -> ort.RunOptions:

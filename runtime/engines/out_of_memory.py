@@ -18,6 +18,6 @@ _SIGNS = (
 """Of ONNX Runtime, CUDA and its libraries, C++, TensorRT; in small letters."""
 
 
-def out_of_memory(*said: str) -> bool:
+def out_of_memory(*messages: str) -> bool:
     """Whether one of these messages tells of memory that was not there."""
-    return any(sign in each.lower() for each in said for sign in _SIGNS)
+    return any(sign in each.lower() for each in messages for sign in _SIGNS)

@@ -202,7 +202,7 @@ class TensorRTEngine(DeviceEngine):
         for name, cache in outputs.items():
             if name.startswith(UPDATED):
                 batch, heads, _, size = cache.shape
-                new_kv = self.passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
+                new_kv = self.passing(f"new_kv.{len(pairs)}", (batch, heads, width, size), cache.dtype)
                 made[new_name(name)] = new_kv
                 pairs.append((new_kv, cache))
         steps.append(self._bound_call(graph, given, made))

@@ -65,9 +65,9 @@ class LoadedPlan:
         for name, binding in self.plan.inputs.items():
             shape = views[name].shape
             fits = len(shape) == len(binding.shape)
-            for size, wanted in zip(shape, binding.shape, strict=False):
+            for size, dimension in zip(shape, binding.shape, strict=False):
                 fits = fits and size == (
-                    sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+                    sizes.setdefault(dimension, size) if isinstance(dimension, str) else dimension
                 )
             if not fits:
                 raise ValueError(
@@ -118,9 +118,9 @@ class LoadedPlan:
             ", ".join(f"{name} {low} to {high}" for name, (low, high) in ranges.items())
             for ranges in self._profiles
         )
-        wanted = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        needed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise ValueError(
-            f"graph {self.plan.graph}: no profile of {self.plan.file} has {wanted}; it has {has}; build a bundle with larger "
+            f"graph {self.plan.graph}: no profile of {self.plan.file} has {needed}; it has {has}; build a bundle with larger "
             f"limits, and its plans with {self._command}"
         )
 

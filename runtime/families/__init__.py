@@ -1,4 +1,4 @@
-"""Model families: how an image and a prompt become prompt rows. One file per family."""
+"""Model families: how an image and a prompt become the positions of a prompt. One file per family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a family does at run time: turn an image and a prompt into prompt rows."""
+"""What a family does at run time: turn an image and a prompt into the positions of a prompt."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class View:
     | field | meaning |
     |---|---|
     | `kind` | "image" or "video" |
-    | `rows` | how many rows it becomes |
+    | `num_embeds` | how many embeddings it becomes |
     | `read` | makes the inputs of the `vision` graph, one mapping of names to arrays for each run |
-    | `frames` | time steps of a video, each of them as many of its rows; 1 for a picture |
-    | `layout` | what the family gives its rows positions by |
-    | `encoded` | float [rows, E] once the tower has run |
+    | `frames` | time steps of a video, each of them as many of its embeddings; 1 for a picture |
+    | `layout` | what the family gives its embeddings positions by |
+    | `encoded` | float [num_embeds, E] once the tower has run |
     | `model` | fingerprint of the model that encoded it |
     """
 
@@ -59,18 +59,18 @@ class View:
     @functools.cached_property
     def digest(self) -> bytes:
         """Of what the tower sees: equal for equal pictures."""
-        found = blake2b(repr((self.kind, self.num_embeds, self.layout)).encode(), digest_size=16)
+        hasher = blake2b(repr((self.kind, self.num_embeds, self.layout)).encode(), digest_size=16)
         for run in self.runs:
             for name, values in sorted(run.items()):
-                found.update(f"{name}{values.dtype}{values.shape}".encode())
-                found.update(np.ascontiguousarray(values).data)
-        return found.digest()
+                hasher.update(f"{name}{values.dtype}{values.shape}".encode())
+                hasher.update(np.ascontiguousarray(values).data)
+        return hasher.digest()
 
     def with_image_embeds(self, image_embeds: np.ndarray, model: str) -> View:
-        """The same once `model` has made `rows` of it; its pixels are let go."""
-        found = replace(self, read=tuple, encoded=image_embeds, model=model)
-        found.__dict__["digest"] = self.digest
-        return found
+        """The same once `model` has made `image_embeds` of it; its pixels are let go."""
+        view = replace(self, read=tuple, encoded=image_embeds, model=model)
+        view.__dict__["digest"] = self.digest
+        return view
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Prepared:
     | field | dtype, shape | meaning |
     |---|---|---|
     | `token_ids` | int64 [n] | the prompt, special tokens included; of an encoder-decoder, what its encoder (or, without one, its cross-attention) reads |
-    | `views` | | pictures and videos, in the order of their rows |
-    | `image_positions` | int64 [k] | places in `token_ids` whose embedding an image row replaces, in order; None without a picture |
-    | `positions` | int64 [axes, n] | positions of the rows; None: 0 … n − 1 |
+    | `views` | | pictures and videos, in the order of their embeddings |
+    | `image_positions` | int64 [k] | places in `token_ids` whose embedding an image embedding replaces, in order; None without a picture |
+    | `positions` | int64 [axes, n] | positions of the tokens and embeddings; None: 0 … n − 1 |
     | `decoder_ids` | int64 [m] | what an encoder-decoder's decoder is prefilled with; None for other models |
     """
 

@@ -1,4 +1,5 @@
-"""BLIP-2: image rows first, then the prompt, as `Blip2Processor` lays them out, whatever language model reads them."""
+"""BLIP-2: image embeddings first, then the prompt, as `Blip2Processor` lays them out, whatever language model reads
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Blip2:
     name = "blip2"
 
     def view(self, bundle: Source, image: Any) -> View:
-        """See `Family`; a picture is `text.image_rows` rows."""
+        """See `Family`; a picture is `text.image_rows` embeddings."""
         lacking = incomplete(self.name, "image", "text.image_token_id", "text.image_rows")
         if bundle.manifest.text.image_token_id is None:
             raise lacking
@@ -28,7 +29,7 @@ class Blip2:
         """Image-row slots, then the prompt (the bundle's default when None) with the tokenizer's special tokens.
 
         T5 reads them with its encoder and ends in `</s>`; a decoder-only model reads them itself, the start token behind
-        the image rows.
+        the image embeddings.
         """
         manifest = bundle.manifest
         text, view = manifest.text, one_view(self, bundle, image)

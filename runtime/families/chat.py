@@ -59,11 +59,11 @@ def special_tokens(bundle: Source) -> dict[str, str]:
     text, tokenizer = bundle.manifest.text, bundle.tokenizer
     if text.special_tokens is not None:
         return text.special_tokens
-    found = {
+    tokens = {
         "bos_token": tokenizer.token(text.bos_token_id),
         "eos_token": tokenizer.token(next(iter(text.eos_token_ids), None)),
     }
-    return {name: token for name, token in found.items() if token is not None}
+    return {name: token for name, token in tokens.items() if token is not None}
 
 
 def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media) -> np.ndarray:
@@ -111,7 +111,7 @@ def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media
 
 @dataclass(frozen=True)
 class Layout:
-    """Ids int64 [n] with a mark for every row of the `views`, which stand in the prompt's order; where those rows are,
+    """Ids int64 [n] with a mark for every embedding of the `views`, which stand in the prompt's order; where those are,
     int64 [k], and where each view's begin."""
 
     ids: np.ndarray
@@ -123,7 +123,7 @@ class Layout:
 def lay_out(bundle: Source, prompt: Prompt, views: Sequence[View], media: Media) -> Layout:
     """The prompt with its pictures and videos in place; of several of a kind, the first mark is the first one's.
 
-    Raises `PromptError` as `media_ids`, and for more rows than the bundle's `max_length`.
+    Raises `PromptError` as `media_ids`, and for more positions than the bundle's `max_length`.
     """
     manifest = bundle.manifest
     ids = media_ids(bundle, prompt, [view.kind for view in views], media)

@@ -1,4 +1,4 @@
-"""Pictures that all become the same number of rows; what families that read them share."""
+"""Pictures that all become the same number of embeddings; what families that read them share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from .base import Source, View
 
 
 def fixed_view(bundle: Source, image: Any, lacking: BundleError) -> View:
-    """A picture as `text.image_rows` rows. Raises `ImageError`, and `lacking` for a manifest that does not say how."""
-    settings, rows = bundle.manifest.image, bundle.manifest.text.image_rows
-    if settings is None or not rows:
+    """A picture as `text.image_rows` embeddings. Raises `ImageError`, and `lacking` for a manifest that does not say
+    how."""
+    settings, num_embeds = bundle.manifest.image, bundle.manifest.text.image_rows
+    if settings is None or not num_embeds:
         raise lacking
     loaded = load_image(image)
-    return View("image", rows, lambda: ({"pixel_values": preprocess(loaded, settings)},))
+    return View("image", num_embeds, lambda: ({"pixel_values": preprocess(loaded, settings)},))
 
 
 def incomplete(family: str, *fields: str) -> BundleError:

@@ -1,4 +1,5 @@
-"""LLaVA-1.5: pictures anywhere in a prompt or a conversation, each as many rows, as `LlavaProcessor` lays them out."""
+"""LLaVA-1.5: pictures anywhere in a prompt or a conversation, each as many embeddings, as `LlavaProcessor` lays them
+out."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class Llava:
     name = "llava"
 
     def view(self, bundle: Source, image: Any) -> View:
-        """See `Family`; every picture is `text.image_rows` rows."""
+        """See `Family`; every picture is `text.image_rows` embeddings."""
         return fixed_view(
             bundle, image, incomplete(self.name, "image", "text.image_token_id", "text.image_rows")
         )
@@ -28,8 +29,8 @@ class Llava:
         if mark is None:
             raise incomplete(self.name, "image", "text.image_token_id")
         media, prompt = gather_media(image_list(image), prompt)
-        found = lay_out(bundle, prompt, views_of(self, bundle, media), pictures(mark))
-        return Prepared(found.ids, found.views, found.slots if found.views else None)
+        layout = lay_out(bundle, prompt, views_of(self, bundle, media), pictures(mark))
+        return Prepared(layout.ids, layout.views, layout.slots if layout.views else None)
 
 
 def pictures(mark: str) -> Media:

@@ -1,4 +1,5 @@
-"""LLaVA-NeXT (LLaVA-1.6): pictures anywhere in a prompt or a conversation, each with rows as its size asks for."""
+"""LLaVA-NeXT (LLaVA-1.6): pictures anywhere in a prompt or a conversation, each with as many embeddings as its size
+asks for."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class LlavaNext(Llava):
     name = "llava-next"
 
     def view(self, bundle: Source, image: Any) -> View:
-        """See `Family`; a picture's rows follow from its size (`Tiling.row_index`). The tower's inputs are `pixel_values`
-        float32 [tiles, 3, side, side] and `row_index` int64 [rows]."""
+        """See `Family`; a picture's embeddings follow from its size (`Tiling.row_index`). The tower's inputs are
+        `pixel_values` float32 [tiles, 3, side, side] and `row_index` int64 [num_embeds]."""
         settings = bundle.manifest.image
         if settings is None:
             raise incomplete(self.name, "image", "text.image_token_id")

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Span:
-    """The rows of one picture or video in a prompt: where they start, how many of them there are in time, down and
+    """The embeddings of one picture or video in a prompt: where they start, how many of them there are in time, down and
     across, and how far apart two time steps are."""
 
     start: int
@@ -21,21 +21,21 @@ class Span:
 
     @property
     def length(self) -> int:
-        """How many rows."""
+        """How many embeddings."""
         return self.frames * self.down * self.across
 
 
 def positions(count: int, spans: Sequence[Span]) -> np.ndarray:
-    """int64 [3, count]: text counts on all axes alike; a picture's rows have their place in it; the text behind goes on
-    after its longer side. As transformers' `Qwen2_5_VLModel.get_rope_index`."""
-    found, now, done = np.empty((3, count), np.int64), 0, 0
+    """int64 [3, count]: text counts on all axes alike; a picture's embeddings have their place in it; the text behind
+    goes on after its longer side. As transformers' `Qwen2_5_VLModel.get_rope_index`."""
+    position_ids, now, done = np.empty((3, count), np.int64), 0, 0
     for span in spans:
         text = span.start - done
-        found[:, done : span.start] = now + np.arange(text)
+        position_ids[:, done : span.start] = now + np.arange(text)
         now, done = now + text, span.start + span.length
         times = (np.arange(span.frames) * np.float32(span.interval)).astype(np.int64)
         axes = np.meshgrid(times, np.arange(span.down), np.arange(span.across), indexing="ij")
-        found[:, span.start : done] = now + np.stack(axes).reshape(3, -1)
+        position_ids[:, span.start : done] = now + np.stack(axes).reshape(3, -1)
         now += max(span.down, span.across)
-    found[:, done:] = now + np.arange(count - done)
-    return found
+    position_ids[:, done:] = now + np.arange(count - done)
+    return position_ids

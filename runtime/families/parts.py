@@ -19,7 +19,7 @@ def gather_media(media: list[Any], prompt: Prompt) -> tuple[list[Any], Prompt]:
     """
     if not isinstance(prompt, list | tuple):
         return media, prompt
-    found: list[Any] = []
+    all_media: list[Any] = []
     turns = []
     for at, message in enumerate(prompt):
         content = message.get("content") if isinstance(message, dict) else None
@@ -28,16 +28,16 @@ def gather_media(media: list[Any], prompt: Prompt) -> tuple[list[Any], Prompt]:
             continue
         parts = []
         for number, part in enumerate(content):
-            held, rest = _held(part, f"message {at}, part {number}")
-            if held and media:
+            part_media, rest = _held(part, f"message {at}, part {number}")
+            if part_media and media:
                 raise PromptError(
                     f"message {at}, part {number}: its {part['type']} is given in the part, and {len(media)} beside the "
                     "messages: give all in parts, or all beside them"
                 )
-            found += held
+            all_media += part_media
             parts.append(rest)
         turns.append({**message, "content": parts})
-    return media or found, turns
+    return media or all_media, turns
 
 
 def _held(part: Any, name: str) -> tuple[list[Any], Any]:

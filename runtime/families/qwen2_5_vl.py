@@ -56,11 +56,11 @@ class Qwen25VL:
             raise incomplete(self.name, "image", "text.image_token_id")
         video = None if settings.video is None else tokenizer.token(settings.video.token_id)
         media, prompt = gather_media(image_list(image), prompt)
-        found = lay_out(bundle, prompt, views_of(self, bundle, media), written(mark, video))
-        if not found.views:
-            return Prepared(found.ids)
-        spans = [Span(start, *view.layout) for start, view in zip(found.starts, found.views, strict=True)]
-        return Prepared(found.ids, found.views, found.slots, positions(len(found.ids), spans))
+        layout = lay_out(bundle, prompt, views_of(self, bundle, media), written(mark, video))
+        if not layout.views:
+            return Prepared(layout.ids)
+        spans = [Span(start, *view.layout) for start, view in zip(layout.starts, layout.views, strict=True)]
+        return Prepared(layout.ids, layout.views, layout.slots, positions(len(layout.ids), spans))
 
 
 @dataclass(frozen=True)

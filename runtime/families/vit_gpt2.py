@@ -1,4 +1,5 @@
-"""ViT and GPT-2: a picture becomes rows that cross-attention reads; a prompt is the beginning of the caption."""
+"""ViT and GPT-2: a picture becomes hidden states that cross-attention reads; a prompt is the beginning of the
+caption."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class ViTGPT2:
     name = "vit-gpt2"
 
     def view(self, bundle: Source, image: Any) -> View:
-        """See `Family`; a picture is `text.image_rows` rows."""
+        """See `Family`; a picture is `text.image_rows` hidden states."""
         return fixed_view(bundle, image, incomplete(self.name, "image", "text.image_rows"))
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:

@@ -71,20 +71,20 @@ def short_name(name: str) -> str:
 def devices_named(text: str) -> list[Device]:
     """The devices that `text` names as a whole (`orin-nano-8gb`, `Orin Nano 8 GB`), else those whose name or title has words
     that begin so (`orin-nano`, `AGX Orin`: both memories, `4090`); none for an unknown one."""
-    asked = _letters(text)
+    query = _letters(text)
     whole = [
-        device for name, device in DEVICES.items() if asked in (_letters(name), _letters(short_name(name)))
+        device for name, device in DEVICES.items() if query in (_letters(name), _letters(short_name(name)))
     ]
-    if whole or not asked:
+    if whole or not query:
         return whole
-    return [device for device in DEVICES.values() if any(end.startswith(asked) for end in _ends(device))]
+    return [device for device in DEVICES.values() if any(end.startswith(query) for end in _ends(device))]
 
 
 def nearest_devices(text: str) -> list[str]:
     """Names that look like `text`, short ones, the nearest first."""
     known = {_letters(short_name(name)): short_name(name) for name in DEVICES}
-    asked = _letters(text).removeprefix(_letters(FAMILY))
-    return [known[found] for found in difflib.get_close_matches(asked, known, n=3, cutoff=0.5)]
+    query = _letters(text).removeprefix(_letters(FAMILY))
+    return [known[match] for match in difflib.get_close_matches(query, known, n=3, cutoff=0.5)]
 
 
 def _ends(device: Device) -> list[str]:

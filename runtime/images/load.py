@@ -64,9 +64,9 @@ def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> I
         return _to_rgb(source, name)
     check_local(source)
     if isinstance(source, str | os.PathLike):
-        path, found = look_at(source, ImageError, name)
-        if found != "file":
-            there = "no such image file" if found == "nothing" else "is not a file"
+        path, kind = look_at(source, ImageError, name)
+        if kind != "file":
+            there = "no such image file" if kind == "nothing" else "is not a file"
             raise ImageError(f"{path_text(path)}: {there}")
         with opened(path, path_text(path)) as image:
             return _to_rgb(image, path_text(path))

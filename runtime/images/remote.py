@@ -23,14 +23,14 @@ def check_local(source: Any) -> None:
     text = os.fspath(source)
     if not isinstance(text, str):
         return  # who reads it says so
-    found = _URL.match(text)
-    if found is None:
+    match = _URL.match(text)
+    if match is None:
         # A device of the system is no regular file, whether it is plugged in or not.
         if _CAMERA.fullmatch(text) and not Path(text).is_file() and not Path(text).is_dir():
             raise _camera(text)
         return
-    scheme = found[1].lower()
-    if isinstance(source, os.PathLike) and not found[2].startswith(
+    scheme = match[1].lower()
+    if isinstance(source, os.PathLike) and not match[2].startswith(
         "//"
     ):  # a `Path` keeps one slash of several
         slashes = ":///" if scheme == "file" else "://"
@@ -43,7 +43,7 @@ def check_local(source: Any) -> None:
         raise ImageError(
             f"{text:.40}: is a URL of data: give the bytes, base64.b64decode(...) of what follows the comma"
         )
-    if found[2].startswith("/"):
+    if match[2].startswith("/"):
         raise ImageError(f"{text:.200}: is a URL, and nothing is downloaded: save it, and give the file")
 
 

@@ -1,9 +1,9 @@
 """How a tower of one size reads a picture of any size: whole at low resolution, and cut into tiles (LLaVA-NeXT's
 "AnyRes").
 
-A picture is fitted into one of several *canvases*, whose sides are whole tiles, and centred there. Its rows are those of
-the whole picture, then those of the canvas in reading order, without the rows and columns that hold only padding, and
-with a row of its own behind every line of them.
+A picture is fitted into one of several *canvases*, whose sides are whole tiles, and centred there. Its embeddings are
+those of the whole picture, then those of the canvas in reading order, without the rows and columns that hold only
+padding, and with a row of its own behind every line of them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Tiling:
     def canvas(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the canvas for a picture: it keeps most of the picture's pixels, then wastes fewest of its
         own; transformers' `select_best_resolution`."""
-        found, best = self.canvases[0], (-1, 0)
+        best, score = self.canvases[0], (-1, 0)
         for down, across in self.canvases:
             scale = min(across / width, down / height)
-            kept = min(int(width * scale) * int(height * scale), height * width)
-            if (kept, kept - down * across) > best:
-                found, best = (down, across), (kept, kept - down * across)
-        return found
+            pixels = min(int(width * scale) * int(height * scale), height * width)
+            if (pixels, pixels - down * across) > score:
+                best, score = (down, across), (pixels, pixels - down * across)
+        return best
 
     def tiles(self, height: int, width: int) -> int:
         """Tiles of a picture, the whole one included."""
@@ -50,8 +50,8 @@ class Tiling:
         return 1 + (down // self.side) * (across // self.side)
 
     def row_index(self, height: int, width: int) -> np.ndarray:
-        """int64 [rows]: which row of all tiles, one after the other and with the one that ends a line behind them,
-        becomes each row of a picture; transformers' `pack_image_features` and `unpad_image`."""
+        """int64 [num_embeds]: which embedding of all tiles, one after the other and with the one that ends a line
+        behind them, becomes each embedding of a picture; transformers' `pack_image_features` and `unpad_image`."""
         canvas, each = self.canvas(height, width), self.grid**2
         down, across = (length // self.side for length in canvas)
         end = (1 + down * across) * each

@@ -33,19 +33,19 @@ def open_video(video: Video) -> Clip:
     source = video.frames
     check_local(source)
     if isinstance(source, str | os.PathLike):
-        path, found = look_at(source, ImageError, "the video")
+        path, kind = look_at(source, ImageError, "the video")
         name = path_text(path)
         if video.channels != "rgb":
             raise ImageError(
                 f"{name}: channels {video.channels!r} is for frames that are arrays, whose order nobody else knows; "
                 "leave it out for a file or a folder"
             )
-        if found == "folder":
+        if kind == "folder":
             return _Frames(name, picture_files(path), video.fps)
-        if found == "file":
+        if kind == "file":
             return open_file(path, video.fps)
         raise ImageError(
-            f"{name}: {'is no video file' if found == 'device' else 'no such video file or folder'}"
+            f"{name}: {'is no video file' if kind == 'device' else 'no such video file or folder'}"
         )
     if isinstance(source, np.ndarray) and source.ndim == 4:
         source = list(source)

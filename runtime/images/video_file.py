@@ -72,14 +72,14 @@ class VideoFile:
             raise ImageError(f"{path}: the video has no frames")
 
     def read(self, indices: Sequence[int]) -> list[Image.Image]:
-        wanted, found = set(indices), []
-        for index, frame in self._frames(wanted):
-            if index in wanted:
-                found.append(load_image(self._picture(frame), name=self.name))
-            if len(found) == len(wanted):
-                return alike(found, self.name)
+        index_set, pictures = set(indices), []
+        for index, frame in self._frames(index_set):
+            if index in index_set:
+                pictures.append(load_image(self._picture(frame), name=self.name))
+            if len(pictures) == len(index_set):
+                return alike(pictures, self.name)
         raise ImageError(
-            f"{self.name}: frame {indices[len(found)]} of the {self.count} that the file claims cannot be read"
+            f"{self.name}: frame {indices[len(pictures)]} of the {self.count} that the file claims cannot be read"
         )
 
     def _counted(self) -> int:
@@ -133,8 +133,8 @@ class VideoFile:
             raise
         except Exception as error:
             raise_if_foreign(error)
-            said = getattr(error, "strerror", None) or reason(error)
-            raise ImageError(f"{self.name}: cannot be read as a video ({said})") from error
+            message = getattr(error, "strerror", None) or reason(error)
+            raise ImageError(f"{self.name}: cannot be read as a video ({message})") from error
 
 
 class AnimatedWebp:

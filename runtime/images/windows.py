@@ -79,11 +79,11 @@ def windows(pixels: np.ndarray, down: int, across: int, grid: Grid) -> dict[str,
     by_window = padded.reshape(-1, side, padded.shape[1] // side, side).transpose(0, 2, 1, 3)
     by_window = by_window.reshape(-1, grid.window_units)
     order = by_window[by_window >= 0]
-    held = (by_window >= 0).sum(1)
+    counts = (by_window >= 0).sum(1)
     within = np.arange(grid.window_units)
-    visible = within < held[:, None]
-    seen = np.repeat(visible, grid.patches, axis=1)
-    starts = np.cumsum(held) - held
+    visible = within < counts[:, None]
+    attended = np.repeat(visible, grid.patches, axis=1)
+    starts = np.cumsum(counts) - counts
     reading = np.empty(count, np.int64)
     reading[order] = np.arange(count)
     inside = np.stack(np.divmod(np.arange(grid.patches), merge), -1)
@@ -92,7 +92,7 @@ def windows(pixels: np.ndarray, down: int, across: int, grid: Grid) -> dict[str,
         "pixel_values": pixels.reshape(count, grid.patches, -1)[order],
         "patch_positions": (corners + inside).astype(np.int64),
         "window_units": np.where(visible, starts[:, None] + within, 0).astype(np.int64),
-        "window_mask": np.repeat(seen[:, None, None], seen.shape[1], axis=2),
+        "window_mask": np.repeat(attended[:, None, None], attended.shape[1], axis=2),
         "unit_places": np.flatnonzero(visible).astype(np.int64),
         "unit_order": reading,
     }

@@ -86,12 +86,12 @@ def measure(
     progress("timing graphs", 0, 1)
     drafts = runnable(manifest.drafts, session.decoder.engine.graphs) if every_draft else [draft]
     length = options.get("draft_length")
-    asked = manifest.policy.draft_length if length is None else length
-    nodes = options.get("draft_nodes") or manifest.policy.draft_nodes or asked
-    table, rows = time_passes(
+    draft_length = manifest.policy.draft_length if length is None else length
+    nodes = options.get("draft_nodes") or manifest.policy.draft_nodes or draft_length
+    table, cache_len = time_passes(
         session,
         drafts,
-        {asked + 1, nodes + 1},
+        {draft_length + 1, nodes + 1},
         statistics.mean(result.stats.prompt_tokens for result in references),
         statistics.mean(len(result.tokens) for result in references),
     )
@@ -112,7 +112,7 @@ def measure(
         "identical": identical
         if options.get("draft_sampling", "match") == "match" and not (forced is not None or report["lossy"])
         else None,
-        "costs": measured_costs(session, table, rows).to_json() if every_draft else None,
+        "costs": measured_costs(session, table, cache_len).to_json() if every_draft else None,
     }
 
 
@@ -131,31 +131,31 @@ def drafting(manifest: Manifest, options: dict[str, Any]) -> DraftInfo:
     """The draft that `options` select; where the bundle decodes plainly by default, its policy's or its first draft.
     Raises `OptionError` when there is none."""
     name = options.get("draft")
-    found = manifest.choose_draft(name)
-    if name is None and found is None and manifest.drafts:
-        found = manifest.draft(manifest.policy.draft or "") or manifest.drafts[0]
-    if found is None:
+    draft = manifest.choose_draft(name)
+    if name is None and draft is None and manifest.drafts:
+        draft = manifest.draft(manifest.policy.draft or "") or manifest.drafts[0]
+    if draft is None:
         raise OptionError("this bundle has no draft, so there is nothing to compare plain decoding with")
-    return found
+    return draft
 
 
 def time_passes(
     session: Session, drafts: Sequence[DraftInfo], widths: Iterable[int], prompt: float, tokens: float
 ) -> tuple[CostTable, int]:
     """Pass times at the middle of an output of `tokens` after a prompt of `prompt`, at the usual and at these widths;
-    and how many key/value rows that is."""
+    and the cache length there."""
     manifest = session.bundle.manifest
     widest = manifest.limits.max_width
     widths = {width for width in (*WIDTHS, *widths) if width <= widest}
-    rows = round(tokens) // 2
+    cache_len = round(tokens) // 2
     if not manifest.decoder.cross_attention:
-        rows += round(prompt)
+        cache_len += round(prompt)
     engine = engine_of(session)
-    timer = GraphTimer(session.bundle, engine, cache=rows, source=round(prompt))
-    return timer.costs(drafts, widths), rows
+    timer = GraphTimer(session.bundle, engine, cache=cache_len, source=round(prompt))
+    return timer.costs(drafts, widths), cache_len
 
 
 def measured_costs(session: Session, table: CostTable, cache_len: int) -> StoredCosts:
-    """An entry for the manifest: the table, when and where it was measured, and at how many key/value rows."""
+    """An entry for the manifest: the table, when and where it was measured, and at which cache length."""
     date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return StoredCosts.of(table, engine_of(session).machine, session.threads or 1, date, cache_len)

@@ -181,18 +181,20 @@ def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, 
     costs = find_costs(manifest, engine_of(session).machine, session.threads or 1)
     if costs is None or costs.choice is None:
         return None
-    asked = {name: options.get(name) for name in ("draft_length", "draft_nodes", "adaptive")}
+    length_options = {name: options.get(name) for name in ("draft_length", "draft_nodes", "adaptive")}
     controller = FixedLength(0)
-    policy = resolve(request_options({**asked, "draft": draft.name}), manifest, lambda *_: controller).policy
+    policy = resolve(
+        request_options({**length_options, "draft": draft.name}), manifest, lambda *_: controller
+    ).policy
     budget = policy.budget if isinstance(policy, FixedLength) and policy is not controller else None
     choice = costs.choice
     if choice.draft == draft.name and budget in (None, choice.budget):
         return choice.speedup
-    seen = [entry.observed for entry in stored_acceptance(manifest) if entry.draft == draft.name]
-    for entry in predictions(costs.table, seen):
+    observed = [entry.observed for entry in stored_acceptance(manifest) if entry.draft == draft.name]
+    for entry in predictions(costs.table, observed):
         if budget in (None, entry.budget):
             return entry.speedup
-    trees = observed_trees([draft], seen).get(draft.name)
+    trees = observed_trees([draft], observed).get(draft.name)
     if budget is None or budget.nodes == budget.depth or trees is None:
         return None
     told = trees.predict(costs.table, budget)
@@ -209,10 +211,10 @@ def _unpredicted(options: Mapping[str, Any]) -> str | None:
 
 
 def _by_drafted(total: Stats) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for (nodes, _), count in sorted(total.shapes.items()):
-        found[str(nodes)] = found.get(str(nodes), 0) + count
-    return found
+        counts[str(nodes)] = counts.get(str(nodes), 0) + count
+    return counts
 
 
 def _by_width(curve: Curve) -> dict[str, float]:

@@ -40,17 +40,17 @@ def fit(
     stored, cache = ITEM_SIZES[manifest.weights_dtype], ITEM_SIZES[manifest.cache_dtype]
     integers = sum(map(manifest.integer_bytes, manifest.graphs))
     limits = manifest.limits
-    rows = length + limits.max_width
+    cache_len = length + limits.max_width
     needed = {
         "weights": (manifest.weights.total - integers) * PLAN_ITEM // stored + integers,
-        "kv_cache": batch * rows * kv_bytes_per_token(manifest) * PLAN_ITEM // cache,
+        "kv_cache": batch * cache_len * kv_bytes_per_token(manifest) * PLAN_ITEM // cache,
         "cross_kv": batch * (limits.max_source or 0) * cross_kv_bytes_per_row(manifest) * PLAN_ITEM // cache,
         "context": CONTEXT_BYTES,
         "system": SYSTEM_BYTES if device.shared else 0,
     }
     total = sum(needed.values())
-    row = batch * kv_bytes_per_token(manifest) * PLAN_ITEM // cache
-    longest = max(0, (device.memory - total + needed["kv_cache"]) // row - limits.max_width)
+    token_bytes = batch * kv_bytes_per_token(manifest) * PLAN_ITEM // cache
+    longest = max(0, (device.memory - total + needed["kv_cache"]) // token_bytes - limits.max_width)
     table = roofline(manifest, device.bandwidth, length // 2)
     depths = longest_drafts(manifest, table)
     drafts = {}
@@ -78,15 +78,15 @@ def fit(
 
 
 def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
-    """Pass times if reading the numbers of its graphs, and `filled` rows of the cache, at `bandwidth` were all there is.
-    Drafts whose graphs are counted nowhere are left out."""
+    """Pass times if reading the numbers of its graphs, and `filled` positions of the cache, at `bandwidth` were all
+    there is. Drafts whose graphs are counted nowhere are left out."""
     counts = {name: graph.parameters for name, graph in manifest.graphs.items()}
     if any(counts[name] is None for name in (*manifest.segments, "head")):
         raise BundleError(
             "the manifest does not count the numbers of each graph, as those of older versions; build the bundle again"
         )
     item = PLAN_ITEM / ITEM_SIZES[manifest.cache_dtype]
-    rows = filled * kv_bytes_per_layer(manifest) * item
+    kv_bytes = filled * kv_bytes_per_layer(manifest) * item
 
     def seconds(graph: str) -> float:
         info = manifest.graphs[graph]
@@ -94,7 +94,7 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
         floats = (info.parameters or 0) - (
             info.integers or 0
         )  # scales, a number for every 32 integers, are left out
-        return (PLAN_ITEM * floats + manifest.integer_bytes(graph) + layers * rows) / bandwidth
+        return (PLAN_ITEM * floats + manifest.integer_bytes(graph) + layers * kv_bytes) / bandwidth
 
     drafts = [
         draft for draft in manifest.drafts if all(counts.get(g) is not None for g in draft.graphs.values())

@@ -34,14 +34,15 @@ def kv_bytes_per_sequence(manifest: Manifest) -> int:
 def cross_kv_bytes_per_row(manifest: Manifest) -> int:
     """Bytes that one row which a sequence looks at adds to the cross-attention of all decoder layers; 0 without."""
     decoder = manifest.decoder
-    rows = 2 * decoder.num_layers * decoder.num_heads * decoder.head_dim
-    return rows * ITEM_SIZES[manifest.cache_dtype] if decoder.cross_attention else 0
+    num_values = 2 * decoder.num_layers * decoder.num_heads * decoder.head_dim
+    return num_values * ITEM_SIZES[manifest.cache_dtype] if decoder.cross_attention else 0
 
 
 def kv_bytes_per_image(manifest: Manifest) -> int:
-    """Bytes of keys and values that the rows of one picture take, of as many as it may have; 0 for a model of text."""
-    rows = manifest.text.image_rows or manifest.limits.max_image_rows or 0
-    return rows * (cross_kv_bytes_per_row(manifest) or kv_bytes_per_token(manifest))
+    """Bytes of keys and values that the embeddings of one picture take, of as many as it may have; 0 for a model of
+    text."""
+    num_embeds = manifest.text.image_rows or manifest.limits.max_image_rows or 0
+    return num_embeds * (cross_kv_bytes_per_row(manifest) or kv_bytes_per_token(manifest))
 
 
 def facts(bundle: Bundle) -> dict[str, Any]:

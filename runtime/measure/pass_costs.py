@@ -27,20 +27,20 @@ def passes(
     segments = manifest.segments
     first = [name for name in ("embed", "mask") if embed and name in manifest.graphs]
     cuts = {draft.layer: manifest.decoder.cuts.index(draft.layer) for draft in drafts if draft.layer}
-    found: dict[Pass, list[str]] = {}
+    graphs: dict[Pass, list[str]] = {}
     for width in sorted({1, *widths}):
-        found["plain", None, width] = [*first, *segments, "head"]
+        graphs["plain", None, width] = [*first, *segments, "head"]
         for layer, cut in cuts.items():
-            found["tail", layer, width] = [*segments[cut:], "head"]
+            graphs["tail", layer, width] = [*segments[cut:], "head"]
     for layer, cut in cuts.items():
-        found["trunk", layer, 1] = [*first, *segments[:cut]]
+        graphs["trunk", layer, 1] = [*first, *segments[:cut]]
     for draft in drafts:
         own = draft.options.passes(draft, first)
         if own.propose:
-            found["propose", draft.name, 1] = list(own.propose)
+            graphs["propose", draft.name, 1] = list(own.propose)
         if own.once:
-            found["once", draft.name, 1] = list(own.once)
-    return found
+            graphs["once", draft.name, 1] = list(own.once)
+    return graphs
 
 
 def runnable(drafts: Iterable[DraftInfo], graphs: Collection[str]) -> list[DraftInfo]:

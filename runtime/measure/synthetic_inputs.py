@@ -1,4 +1,5 @@
-"""Values for a graph's inputs that cost what real ones cost: everything visible, no zeros or denormals in hidden rows."""
+"""Values for a graph's inputs that cost what real ones cost: everything visible, no zeros or denormals in hidden
+states."""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ def stand_in(
         return np.full(shape, sizes["cache"] - sizes["width"], np.int64)
     if name == "positions":
         end = min(sizes["cache"], sizes.get("max_positions", sizes["cache"]))
-        rows = np.arange(end - sizes["width"], end, dtype=np.int64).clip(0)
-        return np.ascontiguousarray(np.broadcast_to(rows, shape))
+        positions = np.arange(end - sizes["width"], end, dtype=np.int64).clip(0)
+        return np.ascontiguousarray(np.broadcast_to(positions, shape))
     if name.endswith("mask") or dtype not in FLOATS:
         return None  # a float mask of zeros shows everything; slot 0 of a cache costs what any slot does
     return widen(rng.standard_normal(shape, dtype=np.float32), DTYPES[dtype])
 
 
 def pass_sizes(width: int, num_logits: int | None = None) -> dict[str, int]:
-    """Dimensions of a graph over `width` new positions that follow from them; `rows`: of the head, by default all."""
+    """Dimensions of a graph over `width` new positions that follow from them. `num_logits`: positions that the head sees, by
+    default all."""
     return dict.fromkeys(("width", "span", "sources", "visual"), width) | {"rows": num_logits or width}
 
 

@@ -36,16 +36,16 @@ class GraphTimer:
     """Binds graphs of one session's engine for a given width; nothing of the session's state is touched."""
 
     def __init__(self, bundle: Bundle, engine: Engine, cache: int, source: int):
-        """`cache`: key/value rows in use, rounded up to the arena's steps of 128; `source`: encoder rows (ignored
-        without an encoder)."""
+        """`cache`: key/value entries in use, rounded up to the arena's steps of 128; `source`: encoder positions
+        (ignored without an encoder)."""
         limits = bundle.manifest.limits
         self._manifest, self._engine = bundle.manifest, engine
         self._table = np.asarray(bundle.tensor("embedding_table"))
         capacity = limits.max_length + limits.max_width
-        rows = min(-(-max(cache, 1) // BUCKET) * BUCKET, capacity)
+        cache_len = min(-(-max(cache, 1) // BUCKET) * BUCKET, capacity)
         self._sizes = {
             "batch": 1,
-            "cache": capacity if engine.static_cache else rows,
+            "cache": capacity if engine.static_cache else cache_len,
             "distances": capacity + 1,
             "source": max(source, 1),
         }
@@ -66,8 +66,8 @@ class GraphTimer:
         num_logits: int | None = None,
         given: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> Call:
-        """One call. `rows`: of the head, by default all. `given`: inputs that are not made up, which say how large the
-        dimensions of their names are."""
+        """One call. `num_logits`: positions that the head sees, by default all. `given`: inputs that are not made up, which
+        say how large the dimensions of their names are."""
         info = self._engine.interface(graph)
         sizes = self._sizes | pass_sizes(width, num_logits) | {"image_rows": width}
         sizes |= named_sizes(((value.name, tuple(value.shape)) for value in info.inputs), given)
@@ -92,11 +92,11 @@ class GraphTimer:
 
     def costs(self, drafts: Iterable[DraftInfo], widths: Iterable[int]) -> CostTable:
         """Median seconds of the passes of plain decoding and of these drafts, at 1 and at `widths` new positions."""
-        found = list(drafts)
+        drafts = list(drafts)
         # On an engine in host memory the decoder reads embedding rows from the table, without a graph.
-        made_of = passes(self._manifest, found, widths, embed=not self._engine.host_memory)
+        made_of = passes(self._manifest, drafts, widths, embed=not self._engine.host_memory)
         arms = {each: self.repeated(graphs, self.calls(graphs, each[2])) for each, graphs in made_of.items()}
-        return cost_table(found, median_seconds(arms, wait=self.wait))
+        return cost_table(drafts, median_seconds(arms, wait=self.wait))
 
     def wait(self) -> None:
         """Return when everything that was run is done: an engine with a queue does it later."""
@@ -116,7 +116,7 @@ class GraphTimer:
         if name == "embedding_table":
             return self._engine.constant(name, self._table)
         actual = tuple(size if isinstance(size, int) else sizes[size] for size in shape)
-        # Indices depend on the width; buffers of rows and caches, which are large, on their shape alone.
+        # Indices depend on the width; buffers of hidden states and caches, which are large, on their shape alone.
         key = (name, dtype, actual, sizes["width"] if dtype == "int64" else None)
         if key not in self._views:
             nbytes = prod(actual) * DTYPES[dtype].itemsize

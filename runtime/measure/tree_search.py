@@ -37,18 +37,18 @@ Rates = Sequence[Sequence[float]]
 def rates(observed: Iterable[AcceptanceCounts]) -> list[list[float]]:
     """Of the trees of one draft together. A rank is never likelier than the one before it; what no tree had is not in."""
     counts: dict[tuple[int, int], tuple[int, int]] = {}
-    for seen in observed:
-        for depth, ranks in enumerate(seen.ranks):
+    for counted in observed:
+        for depth, ranks in enumerate(counted.ranks):
             for rank, (right, judged) in enumerate(ranks):
                 before = counts.get((depth, rank), (0, 0))
                 counts[depth, rank] = before[0] + right, before[1] + judged
-    found: list[list[float]] = []
+    by_depth: list[list[float]] = []
     for (depth, rank), (right, judged) in sorted(counts.items()):
-        if depth == len(found):
-            found.append([])
-        if judged and depth < len(found) and rank == len(found[depth]):
-            found[depth].append(min(right / judged, found[depth][-1] if rank else 1.0))
-    return found
+        if depth == len(by_depth):
+            by_depth.append([])
+        if judged and depth < len(by_depth) and rank == len(by_depth[depth]):
+            by_depth[depth].append(min(right / judged, by_depth[depth][-1] if rank else 1.0))
+    return by_depth
 
 
 def expected_kept(chances: Rates, order: Sequence[int], budget: Budget) -> tuple[float, Budget]:
@@ -87,14 +87,14 @@ class Trees:
 
     def best(self, table: CostTable, widest: int) -> list[Prediction]:
         """The fastest tree of every depth, fastest first, at most `OFFERED` of at most `widest` drafted tokens."""
-        found: list[Prediction] = []
+        predictions: list[Prediction] = []
         for depth in range(1, len(self.chances) + 1):
             sizes = [Budget(nodes, depth) for nodes in NODES if depth < nodes <= widest]
             weighed = [(size, self.predict(table, size)) for size in sizes]
             whole = [each for size, each in weighed if each is not None and each.budget == size]
             if whole:
-                found.append(max(whole, key=lambda each: (each.speedup, -each.budget.nodes)))
-        return sorted(found, key=lambda each: -each.speedup)[:OFFERED]
+                predictions.append(max(whole, key=lambda each: (each.speedup, -each.budget.nodes)))
+        return sorted(predictions, key=lambda each: -each.speedup)[:OFFERED]
 
     def _order(self, budget: Budget) -> Sequence[int]:
         if self.grown is not None:
@@ -105,7 +105,7 @@ class Trees:
 
 def observed_trees(drafts: Iterable[DraftInfo], observed: Sequence[AcceptanceCounts]) -> Mapping[str, Trees]:
     """By draft, what its decoded trees tell of others; without those that had none with counted ranks."""
-    found: dict[str, Trees] = {}
+    trees: dict[str, Trees] = {}
     for draft in drafts:
         mine = [seen for seen in observed if seen.draft == draft.name and seen.ranks and seen.cycles]
         if not mine:
@@ -115,5 +115,5 @@ def observed_trees(drafts: Iterable[DraftInfo], observed: Sequence[AcceptanceCou
         tokens, _ = expected_kept(plain.chances, plain._order(widest.budget), widest.budget)
         beyond = widest.tokens_per_cycle(widest.budget.depth) - 1
         factor = beyond / (tokens - 1) if tokens > 1 else 1.0
-        found[draft.name] = Trees(draft.name, plain.chances, draft.options.static_tree, factor)
-    return found
+        trees[draft.name] = Trees(draft.name, plain.chances, draft.options.static_tree, factor)
+    return trees

@@ -50,10 +50,10 @@ def resolve(
     fixes a length nor brings a policy. Raises `OptionError` for a draft or a length that the bundle has not."""
     widest = manifest.widest_tree
     for name in ("draft_length", "draft_nodes"):
-        given = getattr(options, name)
-        if given is not None and given >= widest:
+        value = getattr(options, name)
+        if value is not None and value >= widest:
             limit = "bundle's max_width" if manifest.verify_width is None else "session's verify_width"
-            raise OptionError(f"{name}: {given} is above {widest - 1} (the {limit} is {widest})")
+            raise OptionError(f"{name}: {value} is above {widest - 1} (the {limit} is {widest})")
     seed = 0 if options.seed is None else options.seed
     sampling = Sampling(options.temperature, options.top_k, options.top_p, seed, options.min_p)
     if options.seed is None and not sampling.greedy:

@@ -63,10 +63,10 @@ def render_chat(
         _raise(_failed(error), error)
 
 
-def _raise(found: Exception, error: Exception) -> NoReturn:
-    if found in (error, error.__cause__):  # nobody's but the caller's
-        raise found
-    raise found from error
+def _raise(failure: Exception, error: Exception) -> NoReturn:
+    if failure in (error, error.__cause__):  # nobody's but the caller's
+        raise failure
+    raise failure from error
 
 
 def _broken(error: Exception) -> Exception:

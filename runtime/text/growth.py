@@ -140,10 +140,10 @@ class Growth:
     """Of all steps."""
 
     def __post_init__(self) -> None:
-        found = self.before_model
+        factor = self.before_model
         for step in self.normalizers:
-            found *= NORMALIZERS[step["type"]](step)
-        object.__setattr__(self, "factor", found)
+            factor *= NORMALIZERS[step["type"]](step)
+        object.__setattr__(self, "factor", factor)
 
     def check(self, text: str) -> None:
         """Raises `PromptError` for a text of which the tokenizer might make more than this process can hold."""
@@ -181,8 +181,8 @@ class Growth:
             if now is None or longest > 4 * LARGEST or not (whole or step["type"] in _BY_CHARACTER):
                 now, size = None, longest
             else:
-                made: str = _normalizer(step).normalize_str(now)
-                now, size = made, len(made)
+                normalized: str = _normalizer(step).normalize_str(now)
+                now, size = normalized, len(normalized)
         for step in self.pre_tokenizers:
             spend(step)
             if step["type"] in _REWRITERS:
@@ -216,33 +216,33 @@ def growth_of(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> Gro
     Raises `BundleError` naming what would make too much of any text, or whose growth nobody knows.
     """
 
-    def steps(part: str, inner: str, known: Any) -> list[Step]:
-        found = list(_steps(state_of(getattr(backend, part)), inner))
-        unknown = [step.get("type") for step in found if step.get("type") not in known]
+    def read_steps(part: str, inner: str, known: Any) -> list[Step]:
+        steps = list(_steps(state_of(getattr(backend, part)), inner))
+        unknown = [step.get("type") for step in steps if step.get("type") not in known]
         if unknown:
             raise BundleError(
                 f"the tokenizer's {part} has a step {unknown[0]!r:.80}, which this version does not know; use a newer vlmexport"
             )
-        if len(found) > _MOST_STEPS:
+        if len(steps) > _MOST_STEPS:
             raise BundleError(
-                f"the tokenizer's {part} has {len(found)} steps, more than {_MOST_STEPS}; {_REMEDY}"
+                f"the tokenizer's {part} has {len(steps)} steps, more than {_MOST_STEPS}; {_REMEDY}"
             )
-        return found
+        return steps
 
-    def refuse_beyond(what: str, found: int, limit: int) -> None:
-        if found > limit:
-            said = f"{found:,}" if found < 10**18 else "very many"
-            raise BundleError(f"{what} {said}, more than {limit:,}; {_REMEDY}")
+    def refuse_beyond(what: str, amount: int, limit: int) -> None:
+        if amount > limit:
+            number = f"{amount:,}" if amount < 10**18 else "very many"
+            raise BundleError(f"{what} {number}, more than {limit:,}; {_REMEDY}")
 
-    normalizers = steps("normalizer", "normalizers", NORMALIZERS)
-    pre_tokenizers = steps("pre_tokenizer", "pretokenizers", PRE_TOKENIZERS)
+    normalizers = read_steps("normalizer", "normalizers", NORMALIZERS)
+    pre_tokenizers = read_steps("pre_tokenizer", "pretokenizers", PRE_TOKENIZERS)
     before = 1
     for step in pre_tokenizers:
         if step["type"] == "FixedLength" and step.get("length") == 0:  # the library would panic
             raise BundleError(f"the tokenizer cuts texts into parts of length 0; {_REMEDY}")
         before *= PRE_TOKENIZERS[step["type"]](step)
     added = 0
-    for step in steps("post_processor", "processors", PROCESSORS):
+    for step in read_steps("post_processor", "processors", PROCESSORS):
         if step["type"] == "TemplateProcessing":
             pieces = list(step.get("single") or ())
             defined = step.get("special_tokens") or {}
@@ -259,7 +259,7 @@ def growth_of(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> Gro
         )
     longest = max(map(_bytes, vocabulary), default=0)
     decoded = longest
-    for step in steps("decoder", "decoders", DECODERS):
+    for step in read_steps("decoder", "decoders", DECODERS):
         decoded *= DECODERS[step["type"]](step)
         pattern = _regex(step)
         if pattern is not None and _work(pattern).steps.per_run:  # a whole text may be decoded as one
@@ -277,9 +277,9 @@ def growth_of(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> Gro
     added = [token.content for token in backend.get_added_tokens_decoder().values() if token.content]
     patterns = {_regex(step) for step in (*normalizers, *pre_tokenizers)} - {None}
     works = {pattern: _work(pattern) for pattern in patterns if pattern is not None}
-    found = Growth(tuple(normalizers), before, max(1, per_byte), tuple(added), tuple(pre_tokenizers), works)
-    refuse_beyond("bytes that the tokenizer may make of one:", found.factor, LARGEST // _LEAST)
-    return found
+    growth = Growth(tuple(normalizers), before, max(1, per_byte), tuple(added), tuple(pre_tokenizers), works)
+    refuse_beyond("bytes that the tokenizer may make of one:", growth.factor, LARGEST // _LEAST)
+    return growth
 
 
 def _regex(step: Step) -> str | None:
@@ -290,14 +290,14 @@ def _regex(step: Step) -> str | None:
 def _work(pattern: str) -> regexes.Work:
     """Raises `BundleError` for a pattern whose work nobody knows, or which takes too long on short texts."""
     try:
-        found = regexes.work_of(pattern)
+        work = regexes.work_of(pattern)
     except UnreadableRegex as error:
         raise BundleError(
             f"the tokenizer's regular expression {_shortened(pattern)} cannot be judged: {error}; {_REMEDY}"
         ) from None
-    if found.steps.more or found.on(_LEAST, None) > regexes.STEPS:
+    if work.steps.more or work.on(_LEAST, None) > regexes.STEPS:
         raise _slow(pattern)
-    return found
+    return work
 
 
 def _slow(pattern: str) -> BundleError:

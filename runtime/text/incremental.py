@@ -58,11 +58,11 @@ class IncrementalDetokenizer:
         if not text.endswith(_UNKNOWN) and text.startswith(self._prefix):
             return self._release(self._advance(text))
         ended = copy(self._stop)  # were this the end
-        found = ended.take(text[len(self._prefix) :]) + ended.take(self._waiting, hidden=True)
-        if not ended.found:
+        piece = ended.take(text[len(self._prefix) :]) + ended.take(self._waiting, hidden=True)
+        if not ended.stopped:
             return ""
         self._stop, self.stopped = ended, True
-        return found
+        return piece
 
     def hold(self, token_id: int) -> str:
         """Take one token whose text nobody waits for: `finish` gives all of it. Not with stop strings."""
@@ -75,8 +75,8 @@ class IncrementalDetokenizer:
         if self.stopped:
             return ""
         text = self._tokenizer.decode(self._ids, skip_special_tokens=False)
-        found = self._release(text[len(self._prefix) :])
-        return found if self.stopped else found + self._stop.rest()
+        piece = self._release(text[len(self._prefix) :])
+        return piece if self.stopped else piece + self._stop.rest()
 
     def _advance(self, text: str) -> str:
         piece = text[len(self._prefix) :]
@@ -94,9 +94,9 @@ class IncrementalDetokenizer:
     def _release(self, piece: str) -> str:
         if not self._stop.texts:
             return piece
-        found = self._stop.take(piece)
+        text = self._stop.take(piece)
         if self._waiting:
-            found += self._stop.take(self._waiting, hidden=True)
+            text += self._stop.take(self._waiting, hidden=True)
             self._waiting = ""
-        self.stopped = self._stop.found
-        return found
+        self.stopped = self._stop.stopped
+        return text

@@ -29,8 +29,8 @@ class Marked:
         """(the literals of a prompt with these marks, one more than marks; the texts between them)."""
         if not self.texts:
             return [prompt], []
-        found = re.split(f"({'|'.join(map(re.escape, self.texts))})", prompt)
-        return found[::2], [self.texts[mark] for mark in found[1::2]]
+        parts = re.split(f"({'|'.join(map(re.escape, self.texts))})", prompt)
+        return parts[::2], [self.texts[mark] for mark in parts[1::2]]
 
     def written(self, rendered: str) -> list[str] | None:
         """What stands in place of each mark in the prompt, `rendered`: the texts, but for white space at their ends, or an end
@@ -38,21 +38,21 @@ class Marked:
         literals, texts = self.cut(self.prompt)
         if not rendered.startswith(literals[0]):
             return None
-        at, found = len(literals[0]), []
+        at, passages = len(literals[0]), []
         for number, (text, behind) in enumerate(zip(texts, literals[1:], strict=True), 1):
-            said = _said(rendered, at, text, behind, last=number == len(texts))
-            if said is None:
+            passage = _passage(rendered, at, text, behind, last=number == len(texts))
+            if passage is None:
                 return None
-            found.append(said)
-            at += len(said) + len(behind)
-        return found if at == len(rendered) else None
+            passages.append(passage)
+            at += len(passage) + len(behind)
+        return passages if at == len(rendered) else None
 
 
-def _said(rendered: str, at: int, text: str, behind: str, last: bool) -> str | None:
-    for said in dict.fromkeys((text, text.rstrip(), text.lstrip(), text.strip())):
-        end = at + len(said)
-        if rendered.startswith(said, at) and rendered.startswith(behind, end):
-            return said
+def _passage(rendered: str, at: int, text: str, behind: str, last: bool) -> str | None:
+    for passage in dict.fromkeys((text, text.rstrip(), text.lstrip(), text.strip())):
+        end = at + len(passage)
+        if rendered.startswith(passage, at) and rendered.startswith(behind, end):
+            return passage
     end = len(rendered) - len(behind) if last else rendered.find(behind, at)
     while at <= end and rendered.startswith(behind, end):
         if text.strip().endswith(rendered[at:end].strip()):

@@ -52,19 +52,19 @@ def check_messages(messages: Sequence[Any], kinds: Sequence[str] = ()) -> list[M
 def _checked(name: str, message: Any, kinds: Sequence[str]) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
         raise PromptError(f"{name} is not an object with 'role' and 'content': {message!r:.80}")
-    found = {  # in the order of the caller's, which a template may write
+    fields = {  # in the order of the caller's, which a template may write
         field: value if field in ("role", "content") else _plain(value, f"{name}: its field {field!r:.40}")
         for field, value in message.items()
         if field == "content" or value is not None
     }
     content = message["content"]
     if isinstance(content, str):
-        return found
+        return fields
     if not isinstance(content, list | tuple):
         raise PromptError(f"{name}: its content is {type(content).__name__}, not text or a list of parts")
     for number, part in enumerate(content):
         _check_part(f"{name}, part {number}", part, kinds)
-    return {**found, "content": list(content)}
+    return {**fields, "content": list(content)}
 
 
 def _check_part(name: str, part: Any, kinds: Sequence[str]) -> None:
@@ -94,13 +94,13 @@ def _plain(value: Any, name: str) -> Any:
 
 def _remedy(part: Any, kind: Any, kinds: Sequence[str]) -> str:
     """What to write in place of a part of a type that is not known."""
-    asked = f"{kind} {' '.join(map(str, part))}" if isinstance(part, dict) else "text"
+    description = f"{kind} {' '.join(map(str, part))}" if isinstance(part, dict) else "text"
     for medium in _MEDIA:
-        if medium in asked:
+        if medium in description:
             if medium not in kinds:
                 return f"this model reads no {medium}s: leave it out"
             return f'write {{"type": "{medium}", "{medium}": {_MEDIA[medium]}}}'
-    return 'write {"type": "text", "text": TEXT}' if "text" in asked else "leave it out"
+    return 'write {"type": "text", "text": TEXT}' if "text" in description else "leave it out"
 
 
 def texts(messages: Sequence[Message]) -> Iterator[Text]:
@@ -159,8 +159,8 @@ def check_written(rendered: str, messages: Sequence[Message]) -> None:
 
     Answers are not looked for: templates may leave the reasoning of earlier ones out. Raises `PromptError`.
     """
-    said = [text for text in texts(messages) if text.role in ("user", "system")]
-    lost = _missing(rendered, [(text, text.text.strip()) for text in said])
+    prompt_texts = [text for text in texts(messages) if text.role in ("user", "system")]
+    lost = _missing(rendered, [(text, text.text.strip()) for text in prompt_texts])
     if lost:
         raise _dropped(lost[0])
 
@@ -223,18 +223,18 @@ def _dropped(text: Text) -> PromptError:
 def _lost(messages: Sequence[Message], marked: Sequence[Message], rendered: str) -> list[Text]:
     """The texts that the template does not write, or not in their order: `rendered` is what it makes of `marked`."""
     marks = [mark for mark in texts(marked) if mark.text.strip()]
-    said = [text for text in texts(messages) if text.text.strip()]
+    originals = [text for text in texts(messages) if text.text.strip()]
     for mark in marks:  # a list that is written as Python or JSON writes it is not laid out
         for quote in "'\"":
             rendered = rendered.replace(f"{quote}text{quote}: {quote}{mark.text}{quote}", "")
-    return _missing(rendered, [(text, mark.text) for text, mark in zip(said, marks, strict=True)])
+    return _missing(rendered, [(text, mark.text) for text, mark in zip(originals, marks, strict=True)])
 
 
-def _missing(rendered: str, wanted: Sequence[tuple[Text, str]]) -> list[Text]:
+def _missing(rendered: str, expected: Sequence[tuple[Text, str]]) -> list[Text]:
     """The texts whose words do not stand in `rendered` behind those before. The system's stand anywhere: templates put
     them before the first turn, or into the last."""
     lost, behind = [], 0
-    for text, words in wanted:
+    for text, words in expected:
         at = rendered.find(words, 0 if text.role == "system" else behind)
         if at < 0:
             lost.append(text)

@@ -118,15 +118,15 @@ class Meter:
 
     def joined(self, parts: Iterable[str]) -> str:
         """One text of many, each paid for when it is there."""
-        found: list[str] = []
+        pieces: list[str] = []
         size = 0
         for part in parts:
-            found.append(part)
+            pieces.append(part)
             size += len(part)
             self.text(len(part))
             if size > LONGEST:
                 self.text(size)
-        text = "".join(found)
+        text = "".join(pieces)
         self.pay(size_of(text))
         return text
 

@@ -32,9 +32,9 @@ class PlainTokenizer(Tokenizer):
 
     def __init__(self, usual: Tokenizer, named: Iterable[int | None] = ()):
         self.__dict__.update(usual.__dict__)  # not `super()`: it has been checked
-        wanted = usual.special_ids.union(i for i in named if i is not None)
+        special_ids = usual.special_ids.union(i for i in named if i is not None)
         added = self.backend.get_added_tokens_decoder()
-        self._special = {i: token for i, token in added.items() if i in wanted and token.content}
+        self._special = {i: token for i, token in added.items() if i in special_ids and token.content}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
         """Token ids, int64 [n], of a text that is all the caller's. Raises as `encode_laid_out`."""
@@ -79,18 +79,18 @@ class PlainTokenizer(Tokenizer):
         plain, stand_ins, meant = self._plain
         refused = f"plain_text: the prompt contains {brought!r:.80}, a special token, which"
         own, marked = self._stood_in(laid.prompt, stand_ins)
-        said, literals = laid.written(text), laid.cut(marked)[0]
-        if said is None or len(literals) != len(said) + 1:
+        passages, literals = laid.written(text), laid.cut(marked)[0]
+        if passages is None or len(literals) != len(passages) + 1:
             raise PromptError(f"{refused} the chat template does not write as text; {_REMEDY}")
-        pieces = itertools.chain.from_iterable(itertools.zip_longest(literals, said, fillvalue=""))
+        pieces = itertools.chain.from_iterable(itertools.zip_longest(literals, passages, fillvalue=""))
         encoding = self._encoding("".join(pieces), adds, plain)
-        ids, found = [], []
+        ids, specials = [], []
         for token_id, around in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
             stood = None if around else meant.get(token_id)
             ids.append(token_id if stood is None else stood)
             if not around and (stood in stand_ins or self._is_special(ids[-1])):
-                found.append((ids[-1], stood in stand_ins))
-        if found != [(token_id, True) for token_id in own]:
+                specials.append((ids[-1], stood in stand_ins))
+        if specials != [(token_id, True) for token_id in own]:
             raise PromptError(f"{refused} this tokenizer cannot read as text; {_REMEDY}")
         return np.asarray(ids, np.int64)
 
@@ -116,10 +116,10 @@ class PlainTokenizer(Tokenizer):
     def _unknown(self) -> frozenset[int]:
         """Special tokens that the model gives for what it does not know."""
         try:
-            found = self._encoding(_NOBODYS, False).ids
+            ids = self._encoding(_NOBODYS, False).ids
         except BundleError:  # it knows no such token
             return frozenset()
-        return frozenset(found)
+        return frozenset(ids)
 
     @functools.cached_property
     def _plain(self) -> tuple[tokenizers.Tokenizer, dict[int, str], dict[int, int]]:

@@ -65,7 +65,7 @@ def from_pipe(data: bytes) -> str:
 
 
 def check_length(token_ids: np.ndarray, limit: int, what: str) -> None:
-    """Refuse more than `limit` prompt rows. `what` names the limit and how to raise it."""
+    """Refuse more than `limit` positions of a prompt. `what` names the limit and how to raise it."""
     if len(token_ids) > limit:
         raise PromptError(f"the prompt has {len(token_ids)} tokens; {what} allows {limit}: shorten it")
 

@@ -67,10 +67,10 @@ class RegexCosts:
         if isinstance(node, Atomic):
             return _ONE, self.of(node.inner, True, consumed)[1]
         if isinstance(node, Choice):
-            found = [self.of(branch, final, consumed) for branch in node.branches]
-            ways = [ways for ways, _ in found]
+            costs = [self.of(branch, final, consumed) for branch in node.branches]
+            ways = [ways for ways, _ in costs]
             return _largest(ways) if _exclusive(node) else sum(ways, Steps()), sum(
-                (steps for _, steps in found), _ONE
+                (steps for _, steps in costs), _ONE
             )
         if isinstance(node, Chain):
             return self._chain(node, final, consumed)
@@ -194,17 +194,17 @@ def _leaves(node: Node) -> Iterator[Leaf]:
 def _width(node: Node) -> int:
     """Characters that a part may cover; raises `UnreadableRegex` for a look-behind without an end."""
     if isinstance(node, Leaf):
-        found = 3 if node.folded else 2  # a line's end may be two
+        width = 3 if node.folded else 2  # a line's end may be two
     elif isinstance(node, Atomic):
-        found = _width(node.inner)
+        width = _width(node.inner)
     elif isinstance(node, Choice):
-        found = max(map(_width, node.branches))
+        width = max(map(_width, node.branches))
     elif isinstance(node, Chain):
-        found = sum(map(_width, node.items))
+        width = sum(map(_width, node.items))
     elif isinstance(node, Repeat):
-        found = _CLAMP if node.most is None else node.most * _width(node.inner)
+        width = _CLAMP if node.most is None else node.most * _width(node.inner)
     else:
-        found = 0
-    if found > _WIDEST_BEHIND:
+        width = 0
+    if width > _WIDEST_BEHIND:
         raise UnreadableRegex(f"it looks behind for more than {_WIDEST_BEHIND} characters")
-    return found
+    return width

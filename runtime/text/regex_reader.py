@@ -33,19 +33,19 @@ class RegexReader:
     def read(self) -> Node:
         if len(self.pattern) > _LONGEST:
             raise UnreadableRegex(f"it has {len(self.pattern)} characters")
-        found = self._choice()
+        node = self._choice()
         if self.at < len(self.pattern):
             raise self._unknown()
-        return found
+        return node
 
     def _unknown(self) -> UnreadableRegex:
         return UnreadableRegex(f"its part {self.pattern[self.at : self.at + 10]!r} is not known here")
 
     def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        found = pattern.match(self.pattern, self.at)
-        if found:
-            self.at = found.end()
-        return found
+        match = pattern.match(self.pattern, self.at)
+        if match:
+            self.at = match.end()
+        return match
 
     def _next(self) -> str:
         return self.pattern[self.at : self.at + 1]
@@ -75,10 +75,10 @@ class RegexReader:
     def _repeated(self, node: Node) -> Node:
         self._skip()
         first = self.at
-        while found := self._take(_REPEAT):
-            if found.start() > first + 20:
+        while match := self._take(_REPEAT):
+            if match.start() > first + 20:
                 raise UnreadableRegex("it repeats a repeat too often")
-            sign, mode, least, comma, most, only_most, lazy = found.groups()
+            sign, mode, least, comma, most, only_most, lazy = match.groups()
             if sign:
                 node = Repeat(node, int(sign == "+"), 1 if sign == "?" else None)
                 node = Atomic(node) if mode == "+" else node
@@ -86,7 +86,7 @@ class RegexReader:
                 low = int(least or 0)
                 high = int(only_most or most or 0) if only_most or most else None if comma else low
                 if (high is not None and high < low) or (lazy and not comma and not only_most):
-                    raise UnreadableRegex(f"its repeat {found.group()!r} is not known here")
+                    raise UnreadableRegex(f"its repeat {match.group()!r} is not known here")
                 node = Repeat(node, low, high)
             self._skip()
         return node
@@ -144,15 +144,15 @@ class RegexReader:
         self.at += 1
         kind = None
         if self._next() in ("?", "*"):
-            found = self._take(_GROUP)
-            if not found:
+            match = self._take(_GROUP)
+            if not match:
                 self.at = start
                 raise self._unknown()
-            kind = found["kind"]
-            if found["end"]:
-                on, _, off = found["flags"].partition("-")
+            kind = match["kind"]
+            if match["end"]:
+                on, _, off = match["flags"].partition("-")
                 self.flags = (self.flags | set(on)) - set(off)
-                if found["end"] == ")":  # for the whole pattern
+                if match["end"] == ")":  # for the whole pattern
                     if start:
                         self.at = start
                         raise self._unknown()

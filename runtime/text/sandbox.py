@@ -193,10 +193,10 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 
 def _namespace(*args: Any, **kwargs: Any) -> Namespace:
-    found = _dict(*args, **kwargs)
-    for name in found:
+    attributes = _dict(*args, **kwargs)
+    for name in attributes:
         check_attribute(name)
-    return Namespace(found)
+    return Namespace(attributes)
 
 
 def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:

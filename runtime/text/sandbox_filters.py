@@ -54,21 +54,21 @@ def paying(name: str, function: Callable[..., Any], slow: frozenset[str] = froze
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        meter, given = METER.get(), args[skip:]
+        meter, values = METER.get(), args[skip:]
         if name in _TAKE_ALL:
-            given = tuple(map(taken, given))
+            values = tuple(map(taken, values))
             kwargs = {key: taken(each) for key, each in kwargs.items()}
-        characters = meter.things(*(given[1:] if name in _NOT_INTO else given), kwargs)
+        characters = meter.things(*(values[1:] if name in _NOT_INTO else values), kwargs)
         if name in slow:
             meter.pay(characters)
         if name in _ATTRIBUTE_AT:
-            _check_parts(kwargs.get("attribute"), _ATTRIBUTE_AT[name], given[1:])
-        if given:
-            value, *rest = given
+            _check_parts(kwargs.get("attribute"), _ATTRIBUTE_AT[name], values[1:])
+        if values:
+            value, *rest = values
             if name in _PRINT:
                 value = soft_str(value)
-            given = (value, *pay_text(meter, name, value, tuple(rest), kwargs))
-        return meter.made(function(*args[:skip], *given, **kwargs))
+            values = (value, *pay_text(meter, name, value, tuple(rest), kwargs))
+        return meter.made(function(*args[:skip], *values, **kwargs))
 
     return run
 
@@ -96,16 +96,16 @@ def pay_text(
     method: bool = False,
 ) -> tuple[Any, ...]:
     """Pay for what a filter or a `method` of a text makes beyond its arguments; returns the arguments to call it with."""
-    given = (*args, *kwargs.values())
+    values = (*args, *kwargs.values())
     size = len(value) if isinstance(value, str) else 0
     # A width, a number of parts, a number of digits: at most as much work as its value says.
-    meter.pay(sum(abs(number) for number in given if isinstance(number, int)))
-    texts = [len(text) for text in given if isinstance(text, str)]
+    meter.pay(sum(abs(number) for number in values if isinstance(number, int)))
+    texts = [len(text) for text in values if isinstance(text, str)]
     if name == "replace":
-        words = [soft_str(each) for each in given]  # in any order, where they are given by name
-        place = escape(value) if any(hasattr(each, "__html__") for each in (value, *given)) else value
-        found = max((place.count(word) for word in words), default=0)
-        meter.text(len(place) + (found + 1) * max(map(len, words), default=0))
+        words = [soft_str(each) for each in values]  # in any order, where they are given by name
+        place = escape(value) if any(hasattr(each, "__html__") for each in (value, *values)) else value
+        occurrences = max((place.count(word) for word in words), default=0)
+        meter.text(len(place) + (occurrences + 1) * max(map(len, words), default=0))
     elif name in ("rfind", "rindex", "rsplit", "rpartition") or name in (
         "strip",
         "lstrip",
@@ -116,7 +116,7 @@ def pay_text(
     elif name == "indent":
         lines = value.count("\n") + 1 if size else 1
         meter.pay(lines)
-        widths = [number for number in given if isinstance(number, int)] or [4]
+        widths = [number for number in values if isinstance(number, int)] or [4]
         meter.text(size + lines * max(*widths, *texts, 0))
     elif name == "join" and method:  # value stands between
         parts = list(args[0]) if args else []
@@ -126,22 +126,22 @@ def pay_text(
         parts = len(value) if isinstance(value, (str, *SIZED)) else 0
         meter.text(max([0, *texts]) * parts + meter.things(value))
     elif name in ("format", "format_map") and isinstance(value, str):
-        pay_format(meter, value, given)
-    elif name == "sum" and not all(isinstance(start, int | float | str) for start in given):
+        pay_format(meter, value, values)
+    elif name == "sum" and not all(isinstance(start, int | float | str) for start in values):
         raise SecurityError("sum of anything but numbers")
     elif name == "int" and size > 1000:
         raise SecurityError("a number of more than 1000 digits")
     return args
 
 
-def pay_format(meter: Meter, form: str, given: Iterable[Any]) -> None:
+def pay_format(meter: Meter, form: str, values: Iterable[Any]) -> None:
     """Pay for `form % given` and `form.format(given)`: every field may be any of the values."""
     # Names in brackets may hold anything, so that the end of a field is not seen behind them.
     named = re.search(r"%\(|\[", form) and re.search(r"\d{4}", form)
     if named or re.search(r"[%][^%a-zA-Z]*(?:\d{4}|\*)|\{[^{}]*(?:\d{4}|\{(?!\{))", form):
         raise SecurityError("a format with a width of four digits, or one that is computed")
     before = meter.left
-    characters = meter.things(*given)
+    characters = meter.things(*values)
     fields = form.count("%") + form.count("{")
     meter.pay((before - meter.left) * fields)
     meter.text(len(form) + (1000 + characters) * fields)

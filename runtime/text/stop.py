@@ -28,26 +28,26 @@ class StopStrings:
         self.special = tuple(text for text in self.texts if any(token in text for token in special_tokens))
         """Those that hold a special token."""
         special = set(self.special)
-        self._special = _Sought(self.special)
-        self._plain = _Sought(text for text in self.texts if text not in special)
+        self._special = _TextFinder(self.special)
+        self._plain = _TextFinder(text for text in self.texts if text not in special)
         self._tail = ""  # what may begin a stop string
         self._shown: list[bool] = []  # of each of its characters
-        self.found = False
+        self.stopped = False
         """True once a stop string is complete; later pieces give no text."""
 
     def take(self, piece: str, hidden: bool = False) -> str:
         """The text that is certain with one more piece."""
-        if self.found:
+        if self.stopped:
             return ""
         text, shown = self._tail + piece, self._shown + [not hidden] * len(piece)
         places = [at for at, seen in enumerate(shown) if seen]
         visible = text if len(places) == len(text) else "".join(text[at] for at in places)
         # The one completed first wins: that does not depend on where tokens begin and end.
-        ends = self._special.found(text, len(self._tail))
-        plain = self._plain.found(visible, sum(self._shown))
+        ends = self._special.find(text, len(self._tail))
+        plain = self._plain.find(visible, sum(self._shown))
         ends += [(places[end - 1] + 1, places[at]) for end, at in plain]
         if ends:
-            self.found, cut = True, min(ends)[1]
+            self.stopped, cut = True, min(ends)[1]
             self._tail, self._shown = "", []
         else:
             keep = self._special.beginning(text)
@@ -59,16 +59,16 @@ class StopStrings:
 
     def rest(self) -> str:
         """No more pieces will come: the text that was held back."""
-        found = _seen(self._tail, self._shown)
+        text = _seen(self._tail, self._shown)
         self._tail, self._shown = "", []
-        return found
+        return text
 
 
 def _seen(text: str, shown: list[bool]) -> str:
     return "".join(character for character, seen in zip(text, shown, strict=False) if seen)
 
 
-class _Sought:
+class _TextFinder:
     """Texts that are looked for all at once: in a sorted list, what begins another text stands right before it."""
 
     def __init__(self, texts: Iterable[str]):
@@ -81,7 +81,7 @@ class _Sought:
         self._short = [text for text in chosen if len(text) <= _SHORT and not few]
         self._long = [text for text in chosen if len(text) > _SHORT or few]
 
-    def found(self, text: str, known: int = 0) -> list[tuple[int, int]]:
+    def find(self, text: str, known: int = 0) -> list[tuple[int, int]]:
         """(end, begin) of texts that stand in `text`, the one that ends first among them; none ends in the first `known`
         characters."""
         ends = [(at + len(each), at) for each in self._long if (at := text.find(each)) >= 0]

@@ -59,7 +59,7 @@ class Tokenizer:
             ) from error
         try:
             # Not `from_file`: it takes no path that the locale cannot write.
-            found = cls(tokenizers.Tokenizer.from_buffer(data))
+            tokenizer = cls(tokenizers.Tokenizer.from_buffer(data))
         except BundleError as error:
             raise BundleError(f"{path}: {error}") from error
         except BaseException as error:  # the library raises bare Exception for any defect
@@ -68,12 +68,12 @@ class Tokenizer:
             raise BundleError(
                 f"{path}: not a readable tokenizer ({one_line(error)}); build the bundle again"
             ) from error
-        unknown = unknown_tokens(found.post_processor)
+        unknown = unknown_tokens(tokenizer.post_processor)
         if unknown:  # the library would panic at the first prompt, with a page on stderr
             raise BundleError(
                 f"{path}: its post-processor adds {unknown[0]!r:.80}, which it does not define; build the bundle again"
             )
-        return found
+        return tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -186,9 +186,9 @@ def _check_ids(vocabulary: Mapping[str, int], added: Collection[int]) -> None:
     """
     if len(set(vocabulary.values())) == len(vocabulary):
         return
-    found: dict[int, str] = {}
+    token_of_id: dict[int, str] = {}
     for token, i in sorted(vocabulary.items()):
-        other = found.setdefault(i, token)
+        other = token_of_id.setdefault(i, token)
         if other != token and i not in added:
             raise BundleError(
                 f"the tokenizer has two tokens of id {i}, {other!r:.80} and {token!r:.80}; use the model's own tokenizer"
@@ -209,10 +209,10 @@ def _check_normalized(
             f"the tokenizer may make {size:,} bytes of its added tokens, more than {_MOST_NORMALIZED:,}; use the model's own "
             "tokenizer"
         )
-    found: dict[str, str] = {}
+    token_of_text: dict[str, str] = {}
     for token in tokens:
         text = backend.normalizer.normalize_str(token.content)
-        other = found.setdefault(text, token.content)
+        other = token_of_text.setdefault(text, token.content)
         if other != token.content:
             raise BundleError(
                 f"the tokenizer makes one text of its tokens {other!r:.80} and {token.content!r:.80}; use the model's own "
@@ -226,5 +226,5 @@ def _byte_fallback_ids(backend: tokenizers.Tokenizer, decoder: Any) -> frozenset
     kinds = {decoder.get("type")} | {part.get("type") for part in decoder.get("decoders", ())}
     if "ByteFallback" not in kinds:
         return frozenset()
-    found = (backend.token_to_id(f"<0x{value:02X}>") for value in range(256))
-    return frozenset(i for i in found if i is not None)
+    ids = (backend.token_to_id(f"<0x{value:02X}>") for value in range(256))
+    return frozenset(i for i in ids if i is not None)

@@ -91,7 +91,9 @@ class Eagle(Proposer):
         self._arena = self._pass.arena
         # Hidden states of the target that wait for the next pass: [places, slots, E].
         self._hidden_states = self._engine.allocate(
-            f"{draft.name}.rows", batch * self._slots * self._size * DTYPES[self._dtype].itemsize, zeroed=True
+            f"{draft.name}.hidden_states",
+            batch * self._slots * self._size * DTYPES[self._dtype].itemsize,
+            zeroed=True,
         )
         self._all_hidden = self._hidden_states.view((batch * self._slots, self._size), self._dtype)
         self._open: list[Sequence] = []
@@ -139,7 +141,7 @@ class Eagle(Proposer):
             self._waiting.append(0)
             self._next.append(0)
         place, count = self._open.index(sequence), hidden_states.shape[1]
-        assert self._next[place] == slot, "a prompt whose first rows this draft has not seen"
+        assert self._next[place] == slot, "a prompt whose first positions this draft has not seen"
         ends = slot + count == len(sequence.prompt_ids)
         behind = slot + count - ends
         kept = self._kept(sequence, slot, behind)

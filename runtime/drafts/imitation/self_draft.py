@@ -36,7 +36,7 @@ class SelfDraft(Proposer):
         item = DTYPES[decoder.dtype].itemsize
         self._out = None
         if self._graph is not None:
-            self._out = engine.allocate(f"{draft.name}.rows", batch * self._size * item)
+            self._out = engine.allocate(f"{draft.name}.hidden_states", batch * self._size * item)
         self._steps: dict[tuple[int, int], tuple[Call | None, TargetLogits]] = {}
         self._arena = decoder.arena
 

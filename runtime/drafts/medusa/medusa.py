@@ -77,7 +77,7 @@ class Medusa(Proposer):
         self._engine, batch = decoder.engine, decoder.arena.max_batch
         self._size, self._dtype, self._batch = decoder.manifest.decoder.hidden_size, decoder.dtype, batch
         self._hidden_states = self._engine.allocate(
-            f"{draft.name}.rows", batch * self._size * DTYPES[self._dtype].itemsize, zeroed=True
+            f"{draft.name}.hidden_states", batch * self._size * DTYPES[self._dtype].itemsize, zeroed=True
         )
         self._index = HostBuffer(self._engine, f"{draft.name}.row_index", batch, "int64")
         num_proposals = batch * self._heads * self._ranks

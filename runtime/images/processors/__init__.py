@@ -24,14 +24,14 @@ DIMENSIONS: dict[str, Callable[[ImageInfo, int], dict[str, tuple[int, int]]]] = 
     "llava-next": tiles.dimensions,
     "qwen2-vl": patches.dimensions,
 }
-"""The same for those whose pictures differ in size: (settings, most rows of a picture) → symbolic dimension of the graph
-`vision` → (usual, largest)."""
+"""The same for those whose pictures differ in size: (settings, most embeddings of a picture) → symbolic dimension of
+the graph `vision` → (usual, largest)."""
 
 
 def dimensions(settings: ImageInfo | None, most_rows: int) -> dict[str, tuple[int, int]]:
     """Symbolic dimensions of the graph `vision` beside its batch → (usual, largest); none for a tower of one size."""
-    made = None if settings is None else DIMENSIONS.get(settings.processor)
-    return {} if settings is None or made is None else made(settings, most_rows)
+    sizes_of = None if settings is None else DIMENSIONS.get(settings.processor)
+    return {} if settings is None or sizes_of is None else sizes_of(settings, most_rows)
 
 
 def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:

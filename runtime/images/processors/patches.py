@@ -45,13 +45,13 @@ def dimensions(settings: ImageInfo, most_rows: int) -> dict[str, tuple[int, int]
 def settings_of(settings: ImageInfo) -> tuple[Grid, int, int]:
     """(grid, fewest pixels, most pixels). Raises `BundleError` for settings that are no such numbers."""
     names = ("patch_size", "merge_size", "temporal_patch_size", "window_size", "min_pixels", "max_pixels")
-    found: list[Any] = [settings.extra.get(name) for name in names]
-    if not all(type(value) is int and 1 <= value <= 1 << 32 for value in found) or found[4] > found[5]:
+    values: list[Any] = [settings.extra.get(name) for name in names]
+    if not all(type(value) is int and 1 <= value <= 1 << 32 for value in values) or values[4] > values[5]:
         raise BundleError(
             f"manifest fields {', '.join(f'image.{name}' for name in names)} must be set for processor "
             f"{settings.processor!r}; build the bundle again"
         )
-    return Grid(*found[:4]), found[4], found[5]
+    return Grid(*values[:4]), values[4], values[5]
 
 
 def fitted(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:

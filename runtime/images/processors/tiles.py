@@ -39,7 +39,8 @@ def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
 
 
 def dimensions(settings: ImageInfo, most_rows: int) -> dict[str, tuple[int, int]]:
-    """Tiles and rows of a picture, (usual, largest): one that is cut into tiles mostly fills as many as there can be."""
+    """Tiles and embeddings of a picture, (usual, largest): one that is cut into tiles mostly fills as many as there can
+    be."""
     most = settings_of(settings).most_tiles
     return {"tiles": (most, most), "rows": (most_rows, most_rows)}
 

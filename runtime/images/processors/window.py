@@ -52,10 +52,10 @@ def _weights(
     first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
     last = np.minimum((centre + support + 0.5).astype(np.int64), have)
     at = first[:, None] + np.arange(math.ceil(support) * 2 + 1)
-    found = weigh((at - centre[:, None] + 0.5) * (1.0 / widest))
-    found[at >= last[:, None]] = 0.0
-    found = found / np.add.accumulate(found, axis=1)[:, -1:]
-    return first, np.trunc(found * (1 << _BITS) + np.where(found < 0, -0.5, 0.5)).astype(np.int64)
+    weights = weigh((at - centre[:, None] + 0.5) * (1.0 / widest))
+    weights[at >= last[:, None]] = 0.0
+    weights = weights / np.add.accumulate(weights, axis=1)[:, -1:]
+    return first, np.trunc(weights * (1 << _BITS) + np.where(weights < 0, -0.5, 0.5)).astype(np.int64)
 
 
 def _summed(pixels: np.ndarray, first: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -77,8 +77,8 @@ def _bilinear(x: np.ndarray) -> np.ndarray:
 def _hamming(x: np.ndarray) -> np.ndarray:
     x = np.abs(x)
     angle = np.where(x == 0, 1.0, x) * math.pi
-    found = np.where(x == 0, 1.0, np.sin(angle) / angle * (0.54 + 0.46 * np.cos(angle)))
-    return np.where(x < 1.0, found, 0.0)
+    values = np.where(x == 0, 1.0, np.sin(angle) / angle * (0.54 + 0.46 * np.cos(angle)))
+    return np.where(x < 1.0, values, 0.0)
 
 
 def _bicubic(x: np.ndarray) -> np.ndarray:

@@ -80,22 +80,22 @@ def version_flags(backend: str, version: str) -> list[str]:
 
 def choose_plans(manifest: Manifest, target: str | None, backend: str | None = None) -> list[dict[str, Any]]:
     """The plans of one target and backend, by default of the only one. Raises OptionError where that is not clear."""
-    found = manifest.plans
-    for option, field, wanted in (("--target", "target", target), ("--backend", "backend", backend)):
-        known = sorted({str(plan.get(field)) for plan in found})
-        if wanted is None and len(known) > 1:
+    plans = manifest.plans
+    for option, field, choice in (("--target", "target", target), ("--backend", "backend", backend)):
+        known = sorted({str(plan.get(field)) for plan in plans})
+        if choice is None and len(known) > 1:
             raise OptionError(f"the bundle has plans for {', '.join(known)}; choose one with {option}")
-        if wanted is not None and wanted not in known:
+        if choice is not None and choice not in known:
             has = ", ".join(known) or "none; `vlmexport compile` adds them"
-            raise OptionError(f"{option} {wanted}: the bundle has plans for {has}")
-        found = [plan for plan in found if wanted in (None, plan.get(field))]
-    return found
+            raise OptionError(f"{option} {choice}: the bundle has plans for {has}")
+        plans = [plan for plan in plans if choice in (None, plan.get(field))]
+    return plans
 
 
-def runs(manifest: Manifest, plans: Iterable[Mapping[str, Any]], points: Sequence[Point]) -> list[Run]:
+def list_runs(manifest: Manifest, plans: Iterable[Mapping[str, Any]], points: Sequence[Point]) -> list[Run]:
     """A run for every point whose plan has its profile, at a shape that the plan takes."""
     by_graph = {plan["graph"]: plan for plan in plans}
-    rng, found = np.random.default_rng(0), []
+    rng, runs = np.random.default_rng(0), []
     for point in points:
         plan = by_graph.get(point.graph)
         profile = plan and next((p for p in plan["profiles"] if p["name"] == point.profile), None)
@@ -111,13 +111,13 @@ def runs(manifest: Manifest, plans: Iterable[Mapping[str, Any]], points: Sequenc
             each["name"]: tuple(d if isinstance(d, int) else sizes[d] for d in each["shape"])
             for each in inputs
         }
-        made = {
+        contents = {
             each["name"]: array
             for each in inputs
             if (array := _content(each, shapes[each["name"]], point, sizes, rng)) is not None
         }
-        found.append(Run(point, plan, shapes, made))
-    return found
+        runs.append(Run(point, plan, shapes, contents))
+    return runs
 
 
 def _content(
@@ -127,7 +127,7 @@ def _content(
     sizes: Mapping[str, int],
     rng: np.random.Generator,
 ) -> np.ndarray | None:
-    """What an input must hold; None where trtexec's random numbers do: rows, caches, pixels."""
+    """What an input must hold; None where trtexec's random numbers do: hidden states, caches, pixels."""
     name, dtype = binding["name"], binding["dtype"]
     if name in point.given and dtype not in FLOATS:
         return np.ascontiguousarray(point.given[name])
@@ -137,10 +137,10 @@ def _content(
     return np.zeros(shape, DTYPES[dtype]) if made is None else made
 
 
-def write_inputs(found: Iterable[Run], folder: Path) -> None:
+def write_inputs(runs: Iterable[Run], folder: Path) -> None:
     """The files that the runs load."""
     folder.mkdir(parents=True, exist_ok=True)
-    for run in found:
+    for run in runs:
         for name, array in run.inputs.items():
             assert array.size == prod(run.shapes[name])
             (folder / run.input_file(name)).write_bytes(array.tobytes())
@@ -150,22 +150,22 @@ def find_tool(backend: str, path: Path | None = None) -> str | None:
     """The program that runs plans of this backend: `path`, or where it usually is. Raises OptionError for a `path` that
     is no program."""
     if path is not None:
-        found = shutil.which(path)
-        if found is None:
+        tool = shutil.which(path)
+        if tool is None:
             raise OptionError(f"--trtexec {path}: there is no such program")
-        return found
+        return tool
     name = TOOLS.get(backend, "trtexec")
     return shutil.which(name) or next(
         filter(None, (shutil.which(f"{place}/{name}") for place in PLACES)), None
     )
 
 
-def script(found: Sequence[Run], inputs: str, bundle: Path) -> str:
+def script(runs: Sequence[Run], inputs: str, bundle: Path) -> str:
     """A shell script of all runs, for the device; `inputs` is the folder beside it. Takes bundle and output folder."""
-    tool = TOOLS.get(found[0].plan["backend"], "trtexec")
+    tool = TOOLS.get(runs[0].plan["backend"], "trtexec")
     lines = [
         "#!/usr/bin/env bash",
-        f"# Times the plans of a bundle with {tool} {found[0].plan['version']}, by `vlmexport profile --save-commands`.",
+        f"# Times the plans of a bundle with {tool} {runs[0].plan['version']}, by `vlmexport profile --save-commands`.",
         "#   bash FILE [BUNDLE [RESULTS]]    then    vlmexport profile BUNDLE --import RESULTS",
         "set -euo pipefail",
         'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
@@ -175,7 +175,7 @@ def script(found: Sequence[Run], inputs: str, bundle: Path) -> str:
         f"tool=${{TRTEXEC:-$(command -v {tool} || echo {PLACES[0]}/{tool})}}",
         'mkdir -p "$out"',
     ]
-    for run in found:
+    for run in runs:
         flags = " ".join(_quoted(flag) for flag in run.flags("$bundle", "$inputs", "$out"))
         lines.append(f'"$tool" {flags}')
     return "\n".join(lines) + "\n"
@@ -187,27 +187,31 @@ def _quoted(flag: str) -> str:
     return f'"{escaped}"'
 
 
-def execute(found: Sequence[Run], tool: str, bundle: Path, folder: Path, iterations: int) -> list[Timing]:
+def execute(runs: Sequence[Run], tool: str, bundle: Path, folder: Path, iterations: int) -> list[Timing]:
     """Runs trtexec for every run, one after the other; files go to `folder`. Raises InputError with its last words."""
     inputs, out = folder / "inputs", folder / "results"
-    write_inputs(found, inputs)
+    write_inputs(runs, inputs)
     out.mkdir(parents=True, exist_ok=True)
-    for run in found:
+    for run in runs:
         line = [tool, *run.flags(str(bundle), str(inputs), str(out), iterations)]
         try:
-            done = subprocess.run(line, capture_output=True, text=True, errors="replace")
+            process = subprocess.run(line, capture_output=True, text=True, errors="replace")
         except OSError as error:
             raise_if_foreign(error)
             raise OptionError(f"{tool} cannot be started: {error.strerror}") from error
-        if done.returncode:
-            said = [text for text in (done.stdout + done.stderr).splitlines() if "[E]" in text] or ["nothing"]
-            raise InputError(f"{tool} failed on {run.point.name} (status {done.returncode}): {said[-1]:.300}")
+        if process.returncode:
+            errors = [text for text in (process.stdout + process.stderr).splitlines() if "[E]" in text] or [
+                "nothing"
+            ]
+            raise InputError(
+                f"{tool} failed on {run.point.name} (status {process.returncode}): {errors[-1]:.300}"
+            )
     return read_results(out)
 
 
 def read_results(folder: Path) -> list[Timing]:
     """What trtexec wrote into a folder. Raises InputError where that is nothing, or nothing of its kind."""
-    found = []
+    timings = []
     for path in sorted(folder.glob(f"*{TIMES}")):
         named = parse_name(path.name.removesuffix(TIMES))
         if named is None:
@@ -217,7 +221,7 @@ def read_results(folder: Path) -> list[Timing]:
         kinds = read_layer_info(info) if info.exists() else None
         slowest = read_layers(layers, kinds=kinds) if layers.exists() else ()
         count = None if kinds is None else len(kinds)
-        found.append(Timing(*named, milliseconds, enqueue, slowest, count))
-    if not found:
+        timings.append(Timing(*named, milliseconds, enqueue, slowest, count))
+    if not timings:
         raise InputError(f"{folder} holds no results (*{TIMES}) of the commands of --save-commands")
-    return found
+    return timings

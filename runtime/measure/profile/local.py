@@ -17,8 +17,8 @@ def time_here(
     budget: float = BUDGET,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Timing]:
-    """Every point on the session's engine, with `cache` key/value rows in use, taking turns within `budget` seconds (at
-    least 15 runs each); graphs that the engine has not are left out. `progress` as for `sampled_seconds`."""
+    """Every point on the session's engine, with `cache` key/value entries in use, taking turns within `budget` seconds
+    (at least 15 runs each); graphs that the engine has not are left out. `progress` as for `sampled_seconds`."""
     engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
     source = points[0].sizes["source"] if points else 1
     points = [point for point in points if point.graph in engine.graphs]

@@ -115,10 +115,10 @@ def page(report: Mapping[str, Any]) -> str:
 
 def by_acceptance(report: Mapping[str, Any]) -> dict[float, dict[str, Any]]:
     """Acceptance → draft → its prediction."""
-    found: dict[float, dict[str, Any]] = {}
+    predictions: dict[float, dict[str, Any]] = {}
     for row in report["predictions"]:
-        found.setdefault(row["acceptance"], {})[row["draft"]] = row
-    return dict(sorted(found.items()))
+        predictions.setdefault(row["acceptance"], {})[row["draft"]] = row
+    return dict(sorted(predictions.items()))
 
 
 def about_line(report: Mapping[str, Any]) -> str:
@@ -129,23 +129,23 @@ def about_line(report: Mapping[str, Any]) -> str:
 def warnings(report: Mapping[str, Any]) -> list[str]:
     """What a reader of these times should know first."""
     bound = [f"{row['graph']} ({row['width']})" for row in report["graphs"] if row["host_bound"]]
-    found = list(report["notes"])
+    lines = list(report["notes"])
     if bound:
-        found.append(
+        lines.append(
             f"Handing the pass to the GPU takes about as long as the pass itself: {', '.join(bound[:6])}"
         )
-    return found
+    return lines
 
 
 def measured_line(report: Mapping[str, Any]) -> str:
     """Where the reader stands in the predictions: what acceptance was seen."""
     if not report["measured"]:
         return "No acceptance was measured: `vlmexport tune BUNDLE --data …` says which row holds for your requests."
-    seen = [
+    entries = [
         f"{draft} {row['acceptance']:.2f} ({_paying(row)}; {row['data']})"
         for draft, row in report["measured"].items()
     ]
-    return f"Measured acceptance: {', '.join(seen)}"
+    return f"Measured acceptance: {', '.join(entries)}"
 
 
 def _paying(row: Mapping[str, Any]) -> str:
@@ -154,9 +154,9 @@ def _paying(row: Mapping[str, Any]) -> str:
 
 def _groups(graphs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Graphs that run together, and what they take in all: of one pass, or of what a request needs once."""
-    found: dict[tuple[str, int | None], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, int | None], list[Mapping[str, Any]]] = {}
     for row in graphs:
-        found.setdefault((row["profile"], None if row["profile"] == "request" else row["width"]), []).append(
+        groups.setdefault((row["profile"], None if row["profile"] == "request" else row["width"]), []).append(
             row
         )
     return [
@@ -165,7 +165,7 @@ def _groups(graphs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "ms": sum(row["ms"]["p50"] for row in rows),
             "rows": rows,
         }
-        for (profile, width), rows in found.items()
+        for (profile, width), rows in groups.items()
     ]
 
 
@@ -210,19 +210,19 @@ def _passes(axes: Any, report: Mapping[str, Any]) -> None:
 def _drafts(axes: Any, report: Mapping[str, Any]) -> None:
     axes.axhline(report["tokens_per_second"], color="black", linestyle="--", linewidth=1, label="plain")
     for name in report["drafts"]:
-        rows = [row for row in report["predictions"] if row["draft"] == name]
+        predictions = [row for row in report["predictions"] if row["draft"] == name]
         (line,) = axes.plot(
-            [row["acceptance"] for row in rows],
-            [row["tokens_per_second"] for row in rows],
+            [row["acceptance"] for row in predictions],
+            [row["tokens_per_second"] for row in predictions],
             marker="o",
             markersize=3,
             label=name,
         )
-        seen = report["measured"].get(name)
-        if seen is not None:
+        measured = report["measured"].get(name)
+        if measured is not None:
             axes.plot(
-                seen["acceptance"],
-                seen["tokens_per_second"],
+                measured["acceptance"],
+                measured["tokens_per_second"],
                 marker="D",
                 markersize=9,
                 color=line.get_color(),

@@ -29,8 +29,8 @@ QUESTION = 16
 
 @dataclass(frozen=True)
 class Point:
-    """One graph at one size. `profile` is the plan's: `prefill`, `token`, `verify`, or `request` for a graph that runs once
-    for a picture or a source, whose rows `width` then counts.
+    """One graph at one size. `profile` is the plan's: `prefill`, `token`, `verify`, or `request` for a graph that runs
+    once for a picture or a source, whose positions `width` then counts.
 
     `sizes`: the graph's symbolic dimensions. `given`: inputs that must be real (how a picture is cut into windows, say).
     """
@@ -63,48 +63,51 @@ def verify_widths(bundle: Bundle) -> list[int]:
     return sorted({width for width in (*WIDTHS, own) if width <= manifest.limits.max_width})
 
 
-def source_rows(manifest: Manifest) -> int:
-    """Rows that cross-attention sees: those of a picture, with a short question where a text encoder reads it."""
+def source_len(manifest: Manifest) -> int:
+    """Positions that cross-attention sees: those of a picture, with a short question where a text encoder reads it."""
     most = manifest.limits.max_source or 1
     return most if manifest.encoder is None else min((manifest.text.image_rows or 0) + QUESTION, most)
 
 
-def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
-    """Every graph once per request (a picture, the rows of an encoder), at a chunk of a prompt, at one token and at
-    `widths`. One sequence, whose cache is full: a plan's has a fixed size, and its pass costs the same at any filling."""
+def list_points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
+    """Every graph once per request (a picture, the source of an encoder), at a chunk of a prompt, at one token and at
+    `widths`. One sequence, whose cache is full: a plan's has a fixed size, and its pass costs the same at any
+    filling."""
     manifest = bundle.manifest
     limits = manifest.limits
-    chunk, source = min(PREFILL, limits.max_length), source_rows(manifest)
+    chunk, source = min(PREFILL, limits.max_length), source_len(manifest)
     cache = limits.max_length + limits.max_width
     fixed = {"batch": 1, "cache": cache, "distances": cache + 1, "source": source}
     if manifest.decoder.max_positions is not None:
         fixed["max_positions"] = manifest.decoder.max_positions
     wide = sorted(width for width in set(widths) if width > 1)
-    found: list[Point] = []
+    points: list[Point] = []
     for name, graph in manifest.graphs.items():
         role = graph_role(graph.role)
         phases = role.timed_phases(graph)
         if REQUEST in phases and role.reads_picture:
-            run, rows = _picture(bundle)
+            run, num_embeds = _picture(bundle)
             given = run if role.interface is None else {}
-            found.append(Point(name, REQUEST, rows, {**fixed, "image_rows": rows}, given))
+            points.append(Point(name, REQUEST, num_embeds, {**fixed, "image_rows": num_embeds}, given))
         elif REQUEST in phases:
-            found.append(Point(name, REQUEST, source, fixed))
-        if CHUNK in phases:  # a prompt's last row alone gets logits
-            found.append(_at(name, CHUNK, chunk, fixed, rows=1))
+            points.append(Point(name, REQUEST, source, fixed))
+        if CHUNK in phases:  # a prompt's last position alone gets logits
+            points.append(_at(name, CHUNK, chunk, fixed, num_logits=1))
         if TOKEN in phases:
-            found.append(_at(name, TOKEN, 1, fixed))
+            points.append(_at(name, TOKEN, 1, fixed))
         if VERIFY in phases:
-            found += [_at(name, VERIFY, width, fixed) for width in wide]
-    return found
+            points += [_at(name, VERIFY, width, fixed) for width in wide]
+    return points
 
 
-def _at(graph: str, profile: str, width: int, fixed: Mapping[str, int], rows: int | None = None) -> Point:
-    return Point(graph, profile, width, {**fixed, **pass_sizes(width, rows)})
+def _at(
+    graph: str, profile: str, width: int, fixed: Mapping[str, int], num_logits: int | None = None
+) -> Point:
+    return Point(graph, profile, width, {**fixed, **pass_sizes(width, num_logits)})
 
 
 def _picture(bundle: Bundle) -> tuple[Mapping[str, np.ndarray], int]:
-    """Inputs of one run of the vision graph, and the rows of its picture."""
+    """Inputs of one run of the vision graph, and the number of embeddings of its picture."""
     manifest = bundle.manifest
     assert manifest.image is not None
     picture = synthetic_image(manifest.image.height or SIDE, manifest.image.width or SIDE)

@@ -105,17 +105,17 @@ def build_report(
 
 def measured(manifest: Manifest, table: CostTable, longest: Mapping[str, int]) -> dict[str, Any]:
     """Of every draft whose acceptance the bundle knows (`vlmexport tune`, decoding chains): the prediction for that."""
-    found: dict[str, Any] = {}
+    predictions: dict[str, Any] = {}
     for entry in stored_acceptance(manifest):
-        seen, draft = entry.observed, entry.draft
-        if draft in table.drafts and seen.is_chain and sum(seen.evaluated):
-            alpha = sum(seen.accepted) / sum(seen.evaluated)
+        counts, draft = entry.observed, entry.draft
+        if draft in table.drafts and counts.is_chain and sum(counts.evaluated):
+            alpha = sum(counts.accepted) / sum(counts.evaluated)
             length, speedup = best_length(table, draft, alpha, longest[draft])
-            found[draft] = {
+            predictions[draft] = {
                 "acceptance": alpha, "draft_length": length, "speedup": speedup,
                 "tokens_per_second": speedup / table.token_seconds(), "data": entry.data,
             }  # fmt: skip
-    return dict(sorted(found.items()))
+    return dict(sorted(predictions.items()))
 
 
 def split(

@@ -89,25 +89,29 @@ def read_times(path: Path) -> tuple[list[float], float]:
 
     Raises InputError for a file that is none, and for times that hold transfers: those of our buffers stay on the device.
     """
-    rows = _read(path)
+    records = _read(path)
     names = ("computeMs", "startEnqMs", "endEnqMs", "h2dMs", "d2hMs")
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+    if (
+        not isinstance(records, list)
+        or not records
+        or not all(isinstance(record, dict) for record in records)
+    ):
         raise InputError(f"{path} is no file of trtexec --exportTimes: not a list of runs")
-    for row in rows:
+    for record in records:
         for name in names:
-            value = row.get(name)
+            value = record.get(name)
             if type(value) not in (int, float) or not math.isfinite(value):
                 raise InputError(f"{path} is no file of trtexec --exportTimes: {name} is {value!r:.40}")
-    moved = statistics.median(row["h2dMs"] + row["d2hMs"] for row in rows)
+    moved = statistics.median(record["h2dMs"] + record["d2hMs"] for record in records)
     if moved > 0:
         raise InputError(
             f"{path}: {moved:.3f} ms of a run are transfers, which the runtime does not make; time again with the commands "
             "of --save-commands (--noDataTransfers before TensorRT 11)"
         )
-    if min(row["computeMs"] for row in rows) <= 0:
+    if min(record["computeMs"] for record in records) <= 0:
         raise InputError(f"{path}: a run of no time")
-    return [row["computeMs"] for row in rows], statistics.median(
-        row["endEnqMs"] - row["startEnqMs"] for row in rows
+    return [record["computeMs"] for record in records], statistics.median(
+        record["endEnqMs"] - record["startEnqMs"] for record in records
     )
 
 
@@ -117,35 +121,35 @@ def read_layer_info(path: Path) -> dict[str, str | None]:
     A plan that was built as plans are by default keeps names alone: types are None. Raises InputError for a file that is none.
     """
     content = _read(path)
-    rows = content.get("Layers") if isinstance(content, dict) else None
-    if not isinstance(rows, list):
+    layers = content.get("Layers") if isinstance(content, dict) else None
+    if not isinstance(layers, list):
         raise InputError(f"{path} is no file of trtexec --exportLayerInfo: it has no list of Layers")
-    found: dict[str, str | None] = {}
-    for row in rows:
-        name, kind = (row.get("Name"), row.get("LayerType")) if isinstance(row, dict) else (row, None)
+    kinds: dict[str, str | None] = {}
+    for layer in layers:
+        name, kind = (layer.get("Name"), layer.get("LayerType")) if isinstance(layer, dict) else (layer, None)
         if not isinstance(name, str) or not (kind is None or isinstance(kind, str)):
-            raise InputError(f"{path} is no file of trtexec --exportLayerInfo: a layer is {row!r:.60}")
-        found[name] = kind
-    return found
+            raise InputError(f"{path} is no file of trtexec --exportLayerInfo: a layer is {layer!r:.60}")
+        kinds[name] = kind
+    return kinds
 
 
 def read_layers(path: Path, most: int = 8, kinds: Mapping[str, str | None] | None = None) -> list[Layer]:
     """The layers that take longest, of a file of `trtexec --exportProfile`; `kinds` as `read_layer_info` gives them. Raises
     InputError for a file that is none."""
-    rows = _read(path)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    records = _read(path)
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{path} is no file of trtexec --exportProfile: not a list of layers")
-    found = []
-    for row in rows:
-        if "name" not in row:  # the first one counts the runs
+    layers = []
+    for record in records:
+        if "name" not in record:  # the first one counts the runs
             continue
-        ms, share = row.get("averageMs"), row.get("percentage")
+        ms, share = record.get("averageMs"), record.get("percentage")
         if not all(type(value) in (int, float) and math.isfinite(value) for value in (ms, share)):
             raise InputError(f"{path} is no file of trtexec --exportProfile: a layer without times")
-        name = str(row["name"])
+        name = str(record["name"])
         kind = (kinds or {}).get(name)
-        found.append(Layer(name[:200], float(ms), float(share) / 100, kind))  # type: ignore[arg-type]
-    return sorted(found, key=lambda layer: -layer.ms)[:most]
+        layers.append(Layer(name[:200], float(ms), float(share) / 100, kind))  # type: ignore[arg-type]
+    return sorted(layers, key=lambda layer: -layer.ms)[:most]
 
 
 def _read(path: Path) -> Any:

@@ -22,7 +22,7 @@ from vlmexport.runtime.graphs import registry
 from vlmexport.runtime.graphs.role import PASSES, REQUEST, GraphRole, Values
 from vlmexport.runtime.graphs.values import hidden_states
 from vlmexport.runtime.measure.pass_costs import passes
-from vlmexport.runtime.measure.profile.points import points
+from vlmexport.runtime.measure.profile.points import list_points
 from vlmexport.runtime.speculative.proposer import Proposer
 
 from tests.support import handmade_bundle
@@ -173,7 +173,7 @@ def test_a_registered_kind_is_timed_planned_and_costed(
 ) -> None:
     bundle = copy.copy(Bundle.open(folder))
     bundle.manifest = Manifest.from_dict(data)
-    timed = [point for point in points(bundle, [3]) if point.graph == "guess"]
+    timed = [point for point in list_points(bundle, [3]) if point.graph == "guess"]
     assert [(point.profile, point.width) for point in timed] == [("token", 1)]
     assert plan_profiles("guess") == list(PASSES)
     made_of = passes(bundle.manifest, bundle.manifest.drafts, [1], embed=True)

@@ -105,8 +105,8 @@ def lowered_inputs(file: Path) -> list[ValueInfo]:
 
 
 def all_runs(bundle: Bundle) -> list[commands.Run]:
-    found = points.points(bundle, points.verify_widths(bundle))
-    return commands.runs(bundle.manifest, bundle.manifest.plans, found)
+    found = points.list_points(bundle, points.verify_widths(bundle))
+    return commands.list_runs(bundle.manifest, bundle.manifest.plans, found)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

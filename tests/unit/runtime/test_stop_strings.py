@@ -47,10 +47,10 @@ def test_thousands_of_stop_strings_are_found(
         patch.setattr(stop, "_FEW", few)
         sought = StopStrings(texts, ["<"])
         given = "".join(sought.take(piece, hidden) for piece, hidden in pieces)
-        found = sought.found
+        stopped = sought.stopped
         given += sought.rest()
     assert given == one_by_one(texts, pieces)
-    assert found or given == "".join(piece for piece, hidden in pieces if not hidden)
+    assert stopped or given == "".join(piece for piece, hidden in pieces if not hidden)
 
 
 def test_stop_strings_have_a_bound() -> None:
