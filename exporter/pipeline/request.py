@@ -61,6 +61,13 @@ def _layers(name: str, value: Any) -> list[int]:
     return parse_layers(value, name) if isinstance(value, str) else value
 
 
+def _skipped_layers(sublayer: str) -> Custom:
+    return Custom(
+        checked=_layers, group="Speculation", expert=True, metavar="N,N,…",
+        help=f"For --draft draft-and-verify: the layers, from 0, whose {sublayer} the draft leaves out.",
+    )  # fmt: skip
+
+
 def _size(name: str, value: Any) -> int:
     return parse_size(value, name) if isinstance(value, str) else value
 
@@ -92,20 +99,8 @@ class BuildRequest:
             help="Cut the decoder after N layers. Drafts start there.",
         ),
     ] = None  # fmt: skip
-    skip_attention: Annotated[
-        list[int] | None,
-        Custom(
-            checked=_layers, group="Speculation", expert=True, metavar="N,N,…",
-            help="For --draft draft-and-verify: the layers, from 0, whose attention the draft leaves out.",
-        ),
-    ] = None  # fmt: skip
-    skip_mlp: Annotated[
-        list[int] | None,
-        Custom(
-            checked=_layers, group="Speculation", expert=True, metavar="N,N,…",
-            help="For --draft draft-and-verify: the layers, from 0, whose MLP the draft leaves out.",
-        ),
-    ] = None  # fmt: skip
+    skip_attention: Annotated[list[int] | None, _skipped_layers("attention")] = None
+    skip_mlp: Annotated[list[int] | None, _skipped_layers("MLP")] = None
     draft_precision: Annotated[
         list[str],
         Texts(
