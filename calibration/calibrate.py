@@ -11,9 +11,10 @@ from ..runtime.bundle.combined_drafts import SIGN
 from ..runtime.commands.option_flags import with_flags
 from ..runtime.commands.options import AsJson, DeviceOptions
 from ..runtime.commands.options import Bundle as BundleArgument
-from ..runtime.common.options import File, Files, Integer, Number, Switch, Text, Texts
+from ..runtime.common.options import Files, Integer, Number, Switch, Text, Texts
 from ..runtime.speedup.predict import MIN_SPEEDUP
 from ..runtime.tuning.survey import MINUTES
+from .command_options import Inside
 from .common import help_texts
 from .common.processes import run_alone
 
@@ -42,9 +43,7 @@ class TuneData:
         LIMIT
     )
     prompt: Annotated[str, Text(group="Input", metavar="TEXT", help=help_texts.PROMPT)] = ""
-    inside: Annotated[
-        Path | None, File(group="Input", expert=True, metavar="FOLDER", help=help_texts.INSIDE)
-    ] = None
+    inside: Inside = None
     merge: Annotated[
         list[Path],
         Files(

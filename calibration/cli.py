@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from .command_options import (
 )
 from .common.processes import described, join_processes, launched_processes, run_alone, said_once
 from .early_checks import check_inputs
+from .objectives import check_shape_search
 from .training.flags import read_flags, with_option_flags
 
 log = logging.getLogger(__name__)
@@ -50,8 +52,7 @@ def train(
     need_extra("train", "`vlmexport train`")
     if run.search is not None:
         need_extra("search", "--search")
-        if run.draft != "imitation":
-            raise OptionError(f"--search tries shapes of imitation networks, not of --draft {run.draft}")
+        check_shape_search(run.draft)
     use_large_pages()
     own: Any
     own, loop = read_flags(run.draft, options, run.preset)
@@ -60,7 +61,6 @@ def train(
     _quiet()
     from ..exporter.drafts.common.files import MODEL
     from .targets.target import find_device, load_target
-    from .training.imitation_search import SPACE, search_shapes
     from .training.run import FeatureCache, Schedule, train_draft
 
     place, out = find_device(machine.device), run.out
@@ -74,8 +74,9 @@ def train(
         target = load_target(inputs.model, place)
         start = time.monotonic()
         if run.search is not None:
-            fixed = {name: options[name] for name in SPACE if options[name] is not None}
-            document = search_shapes(
+            search = import_module(f".training.{own.shape_search}", __package__)
+            fixed = {name: options[name] for name in search.SPACE if options[name] is not None}
+            document = search.search_shapes(
                 target, records, own, loop, fixed, run.search, out, held, cache=cache, schedule=schedule
             )
         else:
@@ -83,7 +84,7 @@ def train(
     if not state.is_main_process:
         return
     if run.search is not None:
-        _print_search(document, out, as_json)
+        _print_search(search, document, out, as_json)
         return
     if as_json:
         from .report import training_report
@@ -96,15 +97,13 @@ def train(
         typer.echo(f"its target, which changed: {out / 'best' / MODEL}")
 
 
-def _print_search(document: dict[str, Any], out: Path, as_json: bool) -> None:
-    from .training.imitation_search import FILE, table
-
+def _print_search(search: Any, document: dict[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    for line in table(document):
+    for line in search.table(document):
         typer.echo(line)
-    typer.echo(f"trials: {out / FILE}")
+    typer.echo(f"trials: {out / search.FILE}")
 
 
 @with_flags

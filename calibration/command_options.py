@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ..runtime.commands.options import thread_count
 from ..runtime.common.options import File, Integer, Number, Switch, Text, Texts
 from .common import help_texts
 from .objectives import KINDS
@@ -13,6 +14,12 @@ from .search import KINDS as SEARCHED
 
 if TYPE_CHECKING:
     from .data.reading.records import RecordSet
+
+AnswerLimit = Annotated[
+    int, Integer(low=2, metavar="N", help="Limit of every answer; cut answers are counted.")
+]
+Inside = Annotated[Path | None, File(group="Input", expert=True, metavar="FOLDER", help=help_texts.INSIDE)]
+"""Options of several commands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +39,7 @@ class DataOptions:
     strict: Annotated[
         bool, Switch(group="Input", expert=True, help="Fail at the first bad record in place of skipping it.")
     ] = False
-    inside: Annotated[
-        Path | None, File(group="Input", expert=True, metavar="FOLDER", help=help_texts.INSIDE)
-    ] = None
+    inside: Inside = None
 
     def records(self, names: list[str] | None = None) -> RecordSet:
         """What `--data`, or other `names`, holds. Raises `InputError`, `OptionError`."""
@@ -67,13 +72,7 @@ class MachineOptions:
     device: Annotated[
         str, Text(group="Engine", metavar="auto|cpu|cuda[:N]", help="What PyTorch computes on.")
     ] = "auto"
-    threads: Annotated[
-        int | None,
-        Integer(
-            low=1, group="Engine", expert=True, metavar="N",
-            help="CPU threads. Default: torch's choice; one for small models in `eval`.",
-        ),
-    ] = None  # fmt: skip
+    threads: Annotated[int | None, thread_count("torch's choice; one for small models in `eval`")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,18 +149,14 @@ class SearchSettings(OutputFolder):
             help="Threshold of a request's first cycle. It then follows what was accepted.",
         ),
     ] = 0.8  # fmt: skip
-    max_new_tokens: Annotated[
-        int, Integer(low=2, metavar="N", help="Limit of every answer; cut answers are counted.")
-    ] = 96
+    max_new_tokens: AnswerLimit = 96
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSettings(OutputFolder):
     """How the target answers, and how answers are stored."""
 
-    max_new_tokens: Annotated[
-        int, Integer(low=2, metavar="N", help="Limit of every answer; cut answers are counted.")
-    ] = 96
+    max_new_tokens: AnswerLimit = 96
     temperature: Annotated[
         float, Number(group="Sampling", metavar="T", help="Draw the answers. 0: the likeliest token, always.")
     ] = 0.0
@@ -235,9 +230,7 @@ class EvalSettings:
         bool,
         Switch(group="Input", expert=True, help="Use the data's texts in place of the target's own answers."),
     ] = False
-    max_new_tokens: Annotated[
-        int, Integer(low=2, metavar="N", help="Limit of every answer; cut answers are counted.")
-    ] = 96
+    max_new_tokens: AnswerLimit = 96
     batch_size: Annotated[
         int,
         Integer(

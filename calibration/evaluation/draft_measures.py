@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial, singledispatch
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ...exporter.drafts import KINDS, draft_kind
-from ...exporter.drafts.common.base import SelfDraft
+from ...exporter.drafts.common.base import Draft, SelfDraft
 from ...exporter.drafts.eagle.layer_draft import LayerDraft
+from ...exporter.drafts.eagle.vispec import VispecDraft
 from ...exporter.drafts.folders import open_draft
 from ...exporter.drafts.imitation.imitation import ImitationDraft
 from ...exporter.drafts.layer_skip import DraftAndVerify
@@ -20,14 +22,14 @@ from ...exporter.drafts.medusa.medusa import MedusaDraft
 from ...exporter.families.common.layer_skip import Sublayers
 from ...runtime.common.errors import OptionError
 from ...runtime.speedup.stats import Stats
-from ..features.full_sequences import rows_of
+from ..features.full_sequences import rows_of, unrolled_over_pictures, unrolled_over_texts
 from ..objectives.medusa import ahead
 from ..targets.layer_weights import Weights
 from ..targets.target import Target
 from ..targets.teacher_forcing import Rows, Texts
 from .acceptance import Acceptance, Count, likeliest
 from .heads import HeadCount
-from .layers import LayerCount
+from .layers import LayerCount, Unroll
 from .skipped import Known, SkippedCount
 
 
@@ -148,13 +150,13 @@ class MeasuredHeads:
 class MeasuredLayer:
     """A layer that drafts, which reads whole texts; chains of its likeliest tokens."""
 
-    def __init__(self, target: Target, draft: LayerDraft, draft_length: int) -> None:
+    def __init__(self, target: Target, draft: LayerDraft, draft_length: int, unroll: Unroll) -> None:
         self._target = target
         self.taps: Sequence[int] = draft.cuts
         self.name = draft.name
         self.layers: float = 1
-        network = draft.network.to(target.device)
-        self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
+        draft.network.to(target.device).eval()
+        self._count = LayerCount(draft.drafter, unroll, target.lm_head, draft_length, target.eos_token_ids)
         self.result, self.whole = self._count.result, self._count.whole
 
     @property
@@ -185,6 +187,46 @@ class MeasuredSkipped:
         self._count.add(text)
 
 
+@singledispatch
+def measured(draft: Draft, target: Target, draft_length: int) -> Measured:
+    """How a draft is measured: by the function that is registered for its class. OptionError where there is none."""
+    raise OptionError(
+        f"--draft {draft.name!r}: eval does not know how {draft.kind} is measured; use vlmexport bench"
+    )
+
+
+@measured.register
+def _(draft: SelfDraft, target: Target, draft_length: int) -> Measured:
+    return MeasuredSelfDraft(target, draft, draft_length)
+
+
+@measured.register
+def _(draft: ImitationDraft, target: Target, draft_length: int) -> Measured:
+    if not draft.attends:
+        return MeasuredSelfDraft(target, draft, draft_length)
+    return MeasuredAttending(target, draft, draft_length)
+
+
+@measured.register
+def _(draft: MedusaDraft, target: Target, draft_length: int) -> Measured:
+    return MeasuredHeads(target, draft, draft_length)
+
+
+@measured.register
+def _(draft: LayerDraft, target: Target, draft_length: int) -> Measured:
+    return MeasuredLayer(target, draft, draft_length, partial(unrolled_over_texts, draft.drafter))
+
+
+@measured.register
+def _(draft: VispecDraft, target: Target, draft_length: int) -> Measured:
+    return MeasuredLayer(target, draft, draft_length, partial(unrolled_over_pictures, draft.network))
+
+
+@measured.register
+def _(draft: DraftAndVerify, target: Target, draft_length: int) -> Measured:
+    return MeasuredSkipped(target, draft, draft_length)
+
+
 def open_measured(target: Target, name: str, draft_length: int) -> Measured:
     """A draft folder, or `KIND@N` of an untrained kind, checked against the target and on its device."""
     kind, at, layer = name.partition("@")
@@ -202,16 +244,4 @@ def open_measured(target: Target, name: str, draft_length: int) -> Measured:
         draft.check_family(target.family)
         draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
         draft = draft.fitted(target.num_layers)
-    if isinstance(draft, MedusaDraft):
-        return MeasuredHeads(target, draft, draft_length)
-    if isinstance(draft, LayerDraft):
-        return MeasuredLayer(target, draft, draft_length)
-    if isinstance(draft, DraftAndVerify):
-        return MeasuredSkipped(target, draft, draft_length)
-    if isinstance(draft, ImitationDraft) and draft.attends:
-        return MeasuredAttending(target, draft, draft_length)
-    if isinstance(draft, SelfDraft):
-        return MeasuredSelfDraft(target, draft, draft_length)
-    raise OptionError(
-        f"--draft {name!r}: eval does not know how {draft.kind} is measured; use vlmexport bench"
-    )
+    return measured(draft, target, draft_length)

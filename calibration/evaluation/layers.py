@@ -7,19 +7,20 @@ teacher-forced pass with the layer unrolled from every place (`features/full_seq
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...exporter.drafts.eagle.eagle_network import EagleNetwork
-from ...exporter.drafts.eagle.vispec_network import VispecNetwork
-from ..features.full_sequences import drafting
 from ..features.vispec_masks import shifted
 from ..objectives.losses import overlap
 from ..targets.teacher_forcing import Texts
 from .acceptance import Counted, chain_cycles, likeliest
+
+Unroll = Callable[[Texts, Tensor, int], Iterator[Tensor]]
+"""(texts, features [B, T, E], steps) → the features that drafting from every place gives, step by step."""
 
 
 class LayerCount(Counted):
@@ -27,26 +28,26 @@ class LayerCount(Counted):
 
     def __init__(
         self,
-        network: EagleNetwork | VispecNetwork,
+        layer: EagleNetwork,
+        unroll: Unroll,
         lm_head: Any,
         draft_length: int,
         eos_token_ids: Collection[int],
     ) -> None:
         """`lm_head` is the target's linear layer [V, E]."""
         super().__init__(draft_length, eos_token_ids)
-        self._network, self._head = network.eval(), lm_head
-        self._drafter = network.layer if isinstance(network, VispecNetwork) else network
+        self._layer, self._unroll, self._head = layer, unroll, lm_head
 
     @torch.no_grad()
     def add(self, texts: Texts, features: Callable[[Tensor], Tensor]) -> None:
         """`features` maps the target's last rows to what its LM head reads."""
         if not len(texts):
             return
-        network, learned, given = self._drafter, texts.learned, features(texts.hidden)
+        network, learned, given = self._layer, texts.learned, features(texts.hidden)
         own = self._head(shifted(given, 1)[learned])
         hits: list[Tensor] = []
         given = network.given(given, texts.taps)
-        for step, step_features in enumerate(drafting(self._network, texts, given, self.draft_length)):
+        for step, step_features in enumerate(self._unroll(texts, given, self.draft_length)):
             logits = network.logits(step_features[learned], self._head.weight)
             ranked = likeliest(logits)
             if network.config.trimmed is not None:

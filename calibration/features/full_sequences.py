@@ -94,9 +94,14 @@ def unrolled(
         mask = torch.cat([mask, own], -1)
 
 
-def drafting(network: Layer, texts: Texts, features: Tensor, steps: int) -> Iterator[Tensor]:
-    """`unrolled` over texts, with their pictures in sight of a network that sees some."""
-    if not isinstance(network, VispecNetwork):
-        return unrolled(network, texts.embedded, features, steps)
+def unrolled_over_texts(layer: Layer, texts: Texts, features: Tensor, steps: int) -> Iterator[Tensor]:
+    """`unrolled` over texts of which every place is visible."""
+    return unrolled(layer, texts.embedded, features, steps)
+
+
+def unrolled_over_pictures(
+    network: VispecNetwork, texts: Texts, features: Tensor, steps: int
+) -> Iterator[Tensor]:
+    """`unrolled` over texts of whose pictures the network sees its own tokens."""
     sight = sight_of(network, texts)
     return unrolled(network, texts.embedded, features, steps, sight.visible, sight.beside)

@@ -33,6 +33,13 @@ def options_of(kind: str) -> type[Options]:
     return getattr(import_module(f".{kind}_options", __name__), options)
 
 
+def check_shape_search(kind: str) -> None:
+    """OptionError for a kind whose networks have no shapes to search."""
+    if options_of(kind).shape_search is None:
+        searched = ", ".join(name for name in KINDS if options_of(name).shape_search)
+        raise OptionError(f"--search tries shapes of {searched} networks, not of --draft {kind}")
+
+
 def objective_for(options: Options, target: LearnedTarget, counts: Counts | None = None) -> Objective:
     """A new, untrained draft of the kind that `options` belong to; `counts` are of the training data's tokens."""
     for module, name, own in KINDS.values():

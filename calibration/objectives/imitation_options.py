@@ -61,6 +61,7 @@ class ImitationOptions(Options):
         None, "Weight of the draft's loss beside the target's, with --joint (default: 1)."
     )
 
+    shape_search = "imitation_search"
     presets = {
         "our": {"ce": 1.0, "cosine": 0.0, "kd": 0.0},
         "our+cs": {"ce": 1.0, "cosine": 1.0, "kd": 0.0},

@@ -39,6 +39,8 @@ class Options:
 
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     """Name for `--preset` → values."""
+    shape_search: ClassVar[str | None] = None
+    """The module of `calibration/training/` that searches the network's shape; None for a kind without one."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any], preset: str | None = None) -> Any:

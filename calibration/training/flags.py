@@ -35,7 +35,7 @@ def with_option_flags(command: Callable[..., None]) -> Callable[..., None]:
         if p.name != "options"
     ]
     run.__signature__ = signature.replace(parameters=[*own, *flags.values()])  # type: ignore[attr-defined]
-    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    run.__doc__, run.__name__, run.command = command.__doc__, command.__name__, command  # type: ignore[attr-defined]
     run.expert = {  # type: ignore[attr-defined]
         name for name, kinds in _fields().items() if next(iter(kinds.values())).metadata.get("expert")
     }

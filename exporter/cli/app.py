@@ -18,6 +18,7 @@ from ...runtime.common.options import Files, Integer, Text, Texts
 from ...runtime.engines import DEVICES
 from ..common.memory import use_large_pages
 from ..common.sizes import parse_size
+from ..pipeline.request import ADAPTER
 from .build import build
 from .compile import compile_plans
 from .export_draft import export_draft
@@ -96,13 +97,7 @@ class VerifyOptions:
     model: Annotated[
         str, Text(group="Input", metavar="ALIAS|DIR|HUB_ID", help="The model that the bundle was built from.")
     ]
-    adapter: Annotated[
-        str | None,
-        Text(
-            group="Input", metavar="DIR|HUB_ID|none",
-            help="Adapter of peft (LoRA, …) to merge into the model's weights. `none` ignores one that lies beside them.",
-        ),
-    ] = None  # fmt: skip
+    adapter: Annotated[str | None, ADAPTER] = None
     draft: Annotated[
         list[str],
         Texts(

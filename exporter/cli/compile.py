@@ -10,7 +10,7 @@ from ...runtime.commands.option_flags import with_flags
 from ...runtime.commands.options import AsJson, Bundle
 from ...runtime.common.optional_deps import need_extra
 from ...runtime.common.options import Switch, Text
-from ..pipeline.request import BACKENDS, LOWERING, default_target
+from ..pipeline.request import BACKENDS, LOWERING, PLAN_PRECISION, PLAN_TARGET, default_target
 from .progress import shown
 
 if TYPE_CHECKING:
@@ -29,17 +29,9 @@ class CompileOptions:
             help="TensorRT-RTX compiles on any x86 CPU, TensorRT on the GPU.",
         ),
     ]
-    target: Annotated[
-        str | None,
-        Text(
-            group="Engine", metavar="SM",
-            help="GPU of the plans: sm75 sm80 sm86 sm89 sm120 sm121, or native. Default: native for tensorrt, else sm86.",
-        ),
-    ] = None  # fmt: skip
-    plan_precision: Annotated[
-        str, Text(group="Engine", metavar="auto|fp16|bf16|fp32", help="Precision of the plans.")
-    ] = "auto"
-    lowering: Annotated[str, Text(group="Engine", metavar="auto|native|portable", help=LOWERING)] = "auto"
+    target: Annotated[str | None, PLAN_TARGET] = None
+    plan_precision: Annotated[str, PLAN_PRECISION] = "auto"
+    lowering: Annotated[str, LOWERING] = "auto"
     lean: Annotated[
         bool,
         Switch(

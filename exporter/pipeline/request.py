@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,22 @@ the fourth argument is the graph whose plan is next, "" behind the last."""
 BACKENDS = "tensorrt-rtx|tensorrt"
 """Metavar of what plans are built with."""
 
-LOWERING = "Lowering of the plans: portable where TensorRT has no cache update (before 10.15)."
+ADAPTER = Text(
+    group="Input", metavar="DIR|HUB_ID|none",
+    help="Adapter of peft (LoRA, …) to merge into the model's weights. `none` ignores one that lies beside them.",
+)  # fmt: skip
+PLAN_TARGET = Text(
+    group="Engine", metavar="SM",
+    help="GPU of the plans: sm75 sm80 sm86 sm89 sm120 sm121, or native. Default: native for tensorrt, else sm86.",
+)  # fmt: skip
+PLAN_PRECISION = Text(
+    group="Engine", metavar="auto|fp16|bf16|fp32", help="Precision of the plans."
+)  # fmt: skip
+LOWERING = Text(
+    group="Engine", metavar="auto|native|portable",
+    help="Lowering of the plans: portable where TensorRT has no cache update (before 10.15).",
+)  # fmt: skip
+"""Options that `verify` or `compile` have, too; `build` shows most of them with `--help-all` only."""
 
 
 def default_target(backend: str | None) -> str:
@@ -46,6 +61,13 @@ def _layers(name: str, value: Any) -> list[int]:
     return parse_layers(value, name) if isinstance(value, str) else value
 
 
+def _skipped_layers(sublayer: str) -> Custom:
+    return Custom(
+        checked=_layers, group="Speculation", expert=True, metavar="N,N,…",
+        help=f"For --draft draft-and-verify: the layers, from 0, whose {sublayer} the draft leaves out.",
+    )  # fmt: skip
+
+
 def _size(name: str, value: Any) -> int:
     return parse_size(value, name) if isinstance(value, str) else value
 
@@ -62,13 +84,7 @@ class BuildRequest:
     output: Annotated[
         Path, File(flag="-o --output", group="Output", metavar="DIR", help="Folder of the bundle.")
     ]
-    adapter: Annotated[
-        str | None,
-        Text(
-            group="Input", expert=True, metavar="DIR|HUB_ID|none",
-            help="Adapter of peft (LoRA, …) to merge into the model's weights. `none` ignores one that lies beside them.",
-        ),
-    ] = None  # fmt: skip
+    adapter: Annotated[str | None, replace(ADAPTER, expert=True)] = None
     drafts: Annotated[
         list[str],
         Texts(
@@ -83,20 +99,8 @@ class BuildRequest:
             help="Cut the decoder after N layers. Drafts start there.",
         ),
     ] = None  # fmt: skip
-    skip_attention: Annotated[
-        list[int] | None,
-        Custom(
-            checked=_layers, group="Speculation", expert=True, metavar="N,N,…",
-            help="For --draft draft-and-verify: the layers, from 0, whose attention the draft leaves out.",
-        ),
-    ] = None  # fmt: skip
-    skip_mlp: Annotated[
-        list[int] | None,
-        Custom(
-            checked=_layers, group="Speculation", expert=True, metavar="N,N,…",
-            help="For --draft draft-and-verify: the layers, from 0, whose MLP the draft leaves out.",
-        ),
-    ] = None  # fmt: skip
+    skip_attention: Annotated[list[int] | None, _skipped_layers("attention")] = None
+    skip_mlp: Annotated[list[int] | None, _skipped_layers("MLP")] = None
     draft_precision: Annotated[
         list[str],
         Texts(
@@ -172,19 +176,9 @@ class BuildRequest:
     backend: Annotated[
         str | None, Text(group="Engine", metavar=BACKENDS, help="Also build TensorRT plans.")
     ] = None
-    target: Annotated[
-        str | None,
-        Text(
-            group="Engine", metavar="SM",
-            help="GPU of the plans: sm75 sm80 sm86 sm89 sm120 sm121, or native. Default: native for tensorrt, else sm86.",
-        ),
-    ] = None  # fmt: skip
-    plan_precision: Annotated[
-        str, Text(group="Engine", expert=True, metavar="auto|fp16|bf16|fp32", help="Precision of the plans.")
-    ] = "auto"
-    lowering: Annotated[
-        str, Text(group="Engine", expert=True, metavar="auto|native|portable", help=LOWERING)
-    ] = "auto"
+    target: Annotated[str | None, PLAN_TARGET] = None
+    plan_precision: Annotated[str, replace(PLAN_PRECISION, expert=True)] = "auto"
+    lowering: Annotated[str, replace(LOWERING, expert=True)] = "auto"
 
     def __post_init__(self) -> None:
         self.output = Path(self.output)

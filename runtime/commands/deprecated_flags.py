@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..common.errors import OptionError
 from ..common.options import Integer, Number
+from ..session.deprecated_options import deprecation, with_verify_width
 
 if TYPE_CHECKING:
     from ..bundle.folder import Bundle
@@ -40,10 +41,7 @@ class DeprecatedFlags:
 
     def with_verify_width(self, bundle: Bundle) -> Bundle:
         """The bundle as `--verify-width` wants it. Raises `OptionError`."""
-        if self.verify_width is None:
-            return bundle
-        warn("--verify-width", "build the bundle with it (`vlmexport build --verify-width`)")
-        return bundle.with_verify_width(self.verify_width)
+        return with_verify_width(bundle, self.verify_width, "--verify-width", warn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,4 +53,4 @@ class DeprecatedBenchFlags(DeprecatedFlags):
 
 def warn(flag: str, remedy: str) -> None:
     """Say on stderr that a flag is deprecated, and what to do."""
-    log.warning("%s is deprecated and leaves with the next release: %s", flag, remedy)
+    log.warning(deprecation(flag, remedy))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from ..common.options import GROUPS, Option, declared_options, default_text
+from ..common.options import GROUPS, Option, declared_options, default_text, is_declaration
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -25,15 +25,15 @@ def with_flags(
 
     A dataclass is given to the command with every value, checked under the flag's name. A TypedDict is given as a dict of
     what was typed, whose owner checks it. `changes` to options of a TypedDict, by name, are this command's own; it goes
-    `without` some. The names of expert flags are left on the result as `expert`.
+    `without` some. The names of expert flags are left on the result as `expert`, and `command` as `command`.
     """
     parameters, expert = [], set()
     owners: dict[str, tuple[Any, dict[str, Option]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        options = declared_options(parameter.annotation) if isinstance(parameter.annotation, type) else {}
-        if not options:
+        if not is_declaration(parameter.annotation):
             parameters.append(parameter.replace(kind=KEYWORD))
             continue
+        options = declared_options(parameter.annotation)
         changed = {} if dataclasses.is_dataclass(parameter.annotation) or changes is None else changes
         options = {
             name: dataclasses.replace(option, **changed.get(name, {}))
@@ -51,7 +51,7 @@ def with_flags(
         return command(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    run.__doc__, run.__name__, run.command = command.__doc__, command.__name__, command  # type: ignore[attr-defined]
     run.expert = expert | getattr(command, "expert", set())  # type: ignore[attr-defined]
     return run
 

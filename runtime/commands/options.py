@@ -17,6 +17,11 @@ AsJson = Annotated[
 ]
 
 
+def thread_count(default: str) -> Integer:
+    """`--threads`, whose help says in words what the default is."""
+    return Integer(low=1, group="Engine", expert=True, metavar="N", help=f"CPU threads. Default: {default}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
     """What computes."""
@@ -29,13 +34,7 @@ class DeviceOptions:
             help="What computes: the CPU, a GPU by ONNX Runtime (cuda), or the bundle's TensorRT plans.",
         ),
     ] = "cpu"
-    threads: Annotated[
-        int | None,
-        Integer(
-            low=1, group="Engine", expert=True, metavar="N",
-            help="Processor threads. Default: all cores; one for small models.",
-        ),
-    ] = None  # fmt: skip
+    threads: Annotated[int | None, thread_count("all cores; one for small models")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,7 @@ def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
     ]
     run.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
     run.__doc__, run.__name__ = command.__doc__, getattr(command, "__name__", "command")
+    run.command = command  # type: ignore[attr-defined]
     return run
 
 

@@ -1,7 +1,8 @@
 """Options that are declared once. From a declaration come checks, flags, the JSON schema and the reference page.
 
-A declaration is a class whose annotations are `Annotated[TYPE, KIND(…)]`: a TypedDict, whose names an editor completes, or
-a dataclass. The kinds below say what a value may be. A dataclass has its defaults as every dataclass, a TypedDict has them
+A declaration is a class whose annotations are `Annotated[TYPE, KIND(…)]`, or aliases of that: a TypedDict, whose names an
+editor completes, or a dataclass. The kinds below say what a value may be; a field that is no option is
+`Annotated[TYPE, NO_OPTION]`. A dataclass has its defaults as every dataclass, a TypedDict has them
 in the kinds.
 """
 
@@ -11,8 +12,9 @@ import dataclasses
 import functools
 import inspect
 import sys
+import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +24,9 @@ from .validation import integer, number
 
 GROUPS = ("Input", "Generation", "Training", "Sampling", "Speculation", "Engine", "Output")
 """Panels of help pages."""
+
+NO_OPTION = object()
+"""Marks a field of a declaration that is no option: `Annotated[TYPE, NO_OPTION]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,28 +195,78 @@ class Custom(Option):
         return self.checked(name, value)
 
 
+def is_declaration(annotation: Any) -> bool:
+    """Whether it is a class whose annotations declare options: a dataclass or a TypedDict."""
+    return isinstance(annotation, type) and (
+        dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation)
+    )
+
+
 @functools.cache
 def declared_options(declaration: type) -> dict[str, Option]:
-    """Name → option, in the order of declaration. What is annotated without a kind is none."""
-    found: dict[str, Option] = {}
+    """Name → option, in the order of declaration.
+
+    Raises `TypeError` for a field without a kind that is not marked as `NO_OPTION`, and for an annotation that cannot be
+    evaluated.
+    """
+    options: dict[str, Option] = {}
     for owner in reversed(declaration.__mro__):
-        for name, hint in inspect.get_annotations(owner).items():
-            for metadata in getattr(_evaluated(hint, owner), "__metadata__", ()):
-                if isinstance(metadata, Option):
-                    found[name] = metadata
+        if not is_declaration(owner):
+            continue
+        for name, annotation in inspect.get_annotations(owner).items():
+            option = _declared_option(annotation, owner, name)
+            if option is not None:
+                options[name] = option
     if dataclasses.is_dataclass(declaration):
         for field in dataclasses.fields(declaration):
-            if field.name in found:
-                found[field.name] = dataclasses.replace(found[field.name], **_default(field))
-    return found
+            if field.name in options:
+                options[field.name] = dataclasses.replace(options[field.name], **_default(field))
+    return options
+
+
+def _declared_option(annotation: Any, owner: type, name: str) -> Option | None:
+    """None for what is no field, and for a field that is marked as `NO_OPTION`. Raises `TypeError`."""
+    place = f"{owner.__module__}.{owner.__qualname__}.{name}"
+    try:
+        hint = _evaluated(annotation, owner)
+        if hint is dataclasses.KW_ONLY or ClassVar in (hint, typing.get_origin(hint)):
+            return None
+        kinds = list(_kinds(hint, owner))
+    except Exception as error:
+        raise TypeError(
+            f"{place}: its annotation {annotation!r:.200} cannot be evaluated ({type(error).__name__}: {error}); import "
+            "what it names outside of TYPE_CHECKING, or quote the TYPE of Annotated[TYPE, KIND(…)]"
+        ) from error
+    if not kinds:
+        raise TypeError(
+            f"{place}: its annotation {annotation!r:.200} has no kind of option; write Annotated[TYPE, KIND(…)], or "
+            "Annotated[TYPE, NO_OPTION] for a field that is no option"
+        )
+    return kinds[-1] if isinstance(kinds[-1], Option) else None
+
+
+def _kinds(hint: Any, owner: type) -> Iterator[Any]:
+    """Options and `NO_OPTION` in the metadata of a hint, of the members of a union, and of what an alias stands for."""
+    hint = _evaluated(hint, owner)
+    if isinstance(hint, getattr(typing, "TypeAliasType", ())):
+        yield from _kinds(hint.__value__, owner)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        for member in typing.get_args(hint):
+            yield from _kinds(member, owner)
+    for metadata in getattr(hint, "__metadata__", ()):
+        if isinstance(metadata, Option) or metadata is NO_OPTION:
+            yield metadata
 
 
 def _evaluated(hint: Any, owner: type) -> Any:
     """An annotation that is a string, as `from __future__ import annotations` leaves it, is evaluated where it stands."""
-    text = hint.__forward_arg__ if isinstance(hint, typing.ForwardRef) else hint
-    if not isinstance(text, str) or "Annotated[" not in text:
+    module = owner.__module__
+    if isinstance(hint, typing.ForwardRef):
+        module, hint = hint.__forward_module__ or module, hint.__forward_arg__
+    if not isinstance(hint, str):
         return hint
-    return eval(text, vars(sys.modules[owner.__module__]))
+    names = vars(sys.modules[module]) if isinstance(module, str) else vars(module)
+    return _evaluated(eval(hint, names, dict(vars(owner))), owner)
 
 
 def _default(field: dataclasses.Field[Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from .active_request import ActiveRequest, Delivery, image_embeds_of
 from .batch import WaitingRequest, check_request, each_request, run_batch
 from .controller import make_controller
 from .conversation import Conversation
-from .deprecated_options import with_verify_width
+from .deprecated_options import verify_width_of, warn, with_verify_width
 from .inputs import RequestInputs, in_colour_order, token_array
 from .options import GenerateOptions, RequestOptions, request_options
 from .prefix_cache import CachedRequest
@@ -107,7 +107,7 @@ class Session:
         if max_length is not None:
             max_length = integer("max_length (of this bundle)", max_length, 1, limits.max_length)
         max_batch = integer("max_batch (of this bundle)", max_batch, 1, limits.max_batch)
-        bundle = with_verify_width(bundle, deprecated)
+        bundle = with_verify_width(bundle, verify_width_of(deprecated), "verify_width", warn)
         engine = engines.create(bundle, device, threads, kernel_cache)
         try:
             decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)

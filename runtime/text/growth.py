@@ -114,8 +114,8 @@ _BY_CHARACTER = ("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "N
 """Normalizers that make the same of a text and of its pieces, but for what stands at their ends."""
 _REWRITERS = ("ByteLevel", "Metaspace")
 """Pre-tokenizers that do not only cut."""
-_PLAIN = ("ByteLevel", "Precompiled", "Replace")
-"""Normalizers that may lengthen plain ASCII, too."""
+_KEEP_ASCII = ("NFC", "NFD", "NFKC", "NFKD", "StripAccents")
+"""Normalizers that leave plain ASCII as it is."""
 _AT_ENDS = 40
 """Bytes that characters may lose or gain where a text is cut between them."""
 PROCESSORS = ("BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing")
@@ -204,7 +204,7 @@ class Growth:
                 extra += _bytes(step["prepend"]) * pieces
                 continue
             extra = extra * factor + (_bytes(step.get("content")) + _AT_ENDS) * pieces
-            if not text.isascii() or kind in _PLAIN:
+            if not text.isascii() or kind not in _KEEP_ASCII:  # a later step may replace what this one makes
                 text = _normalizer(step).normalize_str(text)
             size = max(size, _bytes(text))
         return (size + extra) * left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from vlmexport.calibration.data import formats
 from vlmexport.exporter import drafts
 from vlmexport.runtime import families
 from vlmexport.runtime.cli import MOUNTED_COMMANDS, RUNTIME_COMMANDS
+from vlmexport.runtime.graphs.registry import graph_role, graph_roles
 
 from docs import prose
+from docs.generate import graphs
 from docs.generate.pages import pages
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,6 +95,32 @@ def test_reference_pages_hold_the_registries() -> None:
         f"<code>{field}</code>" in GENERATED["reference/manifest.md"]
         for field in ("graphs", "limits.max_length")
     )
+
+
+def test_the_tables_of_graphs_are_what_their_roles_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [document.read_text("utf-8") for document in graphs.DOCUMENTS]
+    assert [graphs.written(text) for text in texts] == texts, "stale: python -m docs.generate.graphs"
+    assert all(any(graphs.BEGIN.format(section) in text for text in texts) for section in graphs.SECTIONS)
+    assert {role.name for roles in graphs.SECTIONS.values() for role in roles} == set(graph_roles())
+    named = {
+        name
+        for roles in graphs.SECTIONS.values()
+        for role in roles
+        if role.interface is not None
+        for side in graphs.interfaces(role)
+        for value in side
+        for name in (role.name, value, f"{role.name} {value}")
+    }
+    assert graphs.NOTES.keys() <= named
+    head = graph_role("head")
+    assert head.interface is not None
+    inputs, outputs = head.interface(next(graphs.manifests()), "head", None)
+    changed = dataclasses.replace(
+        head, interface=lambda *given: (inputs | {"bias": ("int64", ("rows",))}, outputs)
+    )
+    others = [role for role in graphs.SECTIONS["the model"] if role is not head]
+    monkeypatch.setitem(graphs.SECTIONS, "the model", [*others, changed])
+    assert "| `bias` | i64 [rows] |" in graphs.written(texts[0])
 
 
 def test_the_glossary_has_the_words_of_the_cycle() -> None:

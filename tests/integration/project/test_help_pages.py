@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
+import typing
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 import typer
+from vlmexport.calibration.objectives import KINDS, options_of
+from vlmexport.calibration.objectives.training_options import LoopOptions, flag_of
 from vlmexport.runtime import cli
 from vlmexport.runtime.commands.examples import EXAMPLES
+from vlmexport.runtime.common.options import declared_options
+from vlmexport.runtime.session.options import GenerateOptions
 
 
 def shown_help(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -74,6 +83,77 @@ def test_no_option_is_cut(
     ]
     assert options and not missing
     assert max(map(len, shown.splitlines())) <= columns
+
+
+def declarations(command: str) -> Iterator[type]:
+    """The dataclasses and TypedDicts whose fields a command has as options, as its function is written."""
+    (info,) = (each for each in cli.build_app(command).registered_commands if each.name == command)
+    function: Any = info.callback
+    while hasattr(function, "command"):
+        function = function.command
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        owner = parameter.annotation
+        if dataclasses.is_dataclass(owner) or typing.is_typeddict(owner):
+            yield typing.cast(type, owner)
+
+
+DECLARED = (
+    "run",
+    "bench",
+    "profile",
+    "build",
+    "verify",
+    "compile",
+    "train",
+    "search",
+    "generate-data",
+    "eval",
+    "tune",
+)
+"""Commands with declarations of options; the few options of the others stand in their functions."""
+
+
+def test_no_command_is_left_out() -> None:
+    every = [*cli.RUNTIME_COMMANDS, *cli.MOUNTED_COMMANDS]
+    assert {command for command in every if list(declarations(command))} == set(DECLARED)
+
+
+@pytest.mark.parametrize("command", DECLARED)
+def test_every_field_of_its_declarations_is_an_option_on_the_whole_page(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Apart from those that are declared as hidden or for Python alone."""
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown_help(command, capsys)))
+    owners = list(declarations(command))
+    missing = [
+        f"{owner.__name__}.{field.name}"
+        for owner in owners
+        if dataclasses.is_dataclass(owner)
+        for field in dataclasses.fields(owner)
+        if field.name not in declared_options(owner)
+    ]
+    for owner in owners:
+        for name, option in declared_options(owner).items():
+            flags = option.flags(name)
+            left_out = command == "bench" and owner is GenerateOptions and name in NOT_OF_BENCH
+            if flags and not option.hidden and not left_out and flags[-1] not in shown:
+                missing.append(f"{owner.__name__}.{name}: {flags[-1]}")
+    assert not missing
+
+
+NOT_OF_BENCH = ("deadline", "plain_text", "stop")
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_every_field_of_the_training_options_is_an_option_of_train(
+    kind: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown_help("train", capsys)))
+    owner = LoopOptions if kind is None else options_of(kind)
+    flags = {flag_of(field.name, field.metadata) for field in dataclasses.fields(owner)}  # type: ignore[arg-type]
+    assert flags and not flags - shown
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "generate-data", "search", "tune"])

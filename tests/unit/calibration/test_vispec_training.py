@@ -10,7 +10,7 @@ import pytest
 import torch
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
-from vlmexport.calibration.features.full_sequences import drafting
+from vlmexport.calibration.features.full_sequences import unrolled_over_pictures
 from vlmexport.calibration.features.vispec_masks import sight_of
 from vlmexport.calibration.objectives import objective_for
 from vlmexport.calibration.objectives.eagle_options import EagleOptions
@@ -104,7 +104,7 @@ def test_hidden_pairs_are_left_out() -> None:
     rows = torch.randn(5, 8, generator=generator)
     places = torch.zeros(1, 10, dtype=torch.long)
     texts = Texts(hidden, embedded, places, places.bool(), [[(2, rows[None])]])
-    (found,) = drafting(network, texts, hidden, 1)
+    (found,) = unrolled_over_pictures(network, texts, hidden, 1)
     kept = torch.tensor([0, 4, 5, 6, 7, 8, 9])
     visual = torch.cat([torch.zeros(1, 8), network.imadpt(rows)[[0, 1, 2, 2, 2, 2]]])
     compressed = torch.tensor([[False, True, True, False, False, False, False]])
@@ -113,7 +113,7 @@ def test_hidden_pairs_are_left_out() -> None:
         embedded[:, kept], hidden[:, kept], kept[None], mask, visual=visual[None], compressed=compressed
     )
     torch.testing.assert_close(found[:, kept], wanted, rtol=1e-4, atol=1e-5)
-    (blind,) = drafting(network, replace(texts, pictures=[[]]), hidden, 1)
+    (blind,) = unrolled_over_pictures(network, replace(texts, pictures=[[]]), hidden, 1)
     assert not torch.allclose(found[:, kept], blind[:, kept], atol=1e-3)
 
 
@@ -135,7 +135,7 @@ def test_the_losses(seeing: Target, told: RecordSet, stage: int, loss: str) -> N
     there = features.roll(-1, 1)[learned]
     p = seeing.lm_head(there).softmax(-1)
     for _ in range(3):
-        (rows,) = drafting(network, texts, given, 1)
+        (rows,) = unrolled_over_pictures(network, texts, given, 1)
         log_q = seeing.lm_head(rows[learned]).log_softmax(-1)
         cross = -(p * log_q).sum(-1).mean()
         order, left = torch.zeros(()), log_q.double()

@@ -1,4 +1,4 @@
-"""LLaVA: layouts, pictures and answers equal to transformers', with any number of pictures anywhere."""
+"""LLaVA: pictures in messages and on the command line, and its processor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from PIL import Image
 from vlmexport.runtime import Session, cli
 from vlmexport.runtime.bundle.manifest import ImageInfo
 from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
-from vlmexport.runtime.families import RawPrompt, get_family
+from vlmexport.runtime.families import get_family
 from vlmexport.runtime.images.processors import preprocess
-from vlmexport.runtime.images.synthetic import synthetic_image
+
+from tests.unit.runtime.test_llava_layouts import PICTURES as LAYOUT_PICTURES
+from tests.unit.runtime.test_llava_layouts import TALK
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle
@@ -24,57 +26,12 @@ transformers = pytest.importorskip("transformers", reason="building the bundles 
 torch = pytest.importorskip("torch")
 
 Bundles = Callable[[str], "TinyBundle"]
-PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (97, 33), (32, 32))]
-USER = [{"type": "image"}, {"type": "text", "text": "what is left of the cup"}]
-TALK = [
-    {
-        "role": "user",
-        "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "the red cup"}],
-    },
-    {"role": "assistant", "content": [{"type": "text", "text": "it is on the table"}]},
-    {"role": "user", "content": USER},
-]
+PICTURES = LAYOUT_PICTURES["llava"]
 
 
 @pytest.fixture(scope="module")
 def tiny(tiny_bundle: Bundles) -> TinyBundle:
     return tiny_bundle("llava")
-
-
-@pytest.fixture(scope="module")
-def processor(tiny: TinyBundle) -> Any:
-    return transformers.AutoProcessor.from_pretrained(tiny.checkpoint, backend="pil")
-
-
-def expected(processor: Any, images: list[Any], messages: list[Any]) -> list[int]:
-    text = processor.apply_chat_template(messages, add_generation_prompt=True)
-    made = processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=False)
-    return made["input_ids"][0].tolist()
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_text_follows_its_pictures(tiny: TinyBundle, processor: Any, count: int) -> None:
-    images = PICTURES[:count]
-    prepared = get_family("llava").prepare(tiny.bundle, images, "the red cup")
-    content = [*[{"type": "image"}] * count, {"type": "text", "text": "the red cup"}]
-    assert prepared.token_ids.tolist() == expected(processor, images, [{"role": "user", "content": content}])
-    assert len(prepared.vision) == count
-    if not count:
-        assert prepared.image_positions is None
-        return
-    assert (
-        prepared.image_positions is not None
-        and len(prepared.image_positions) == count * tiny.bundle.manifest.text.image_rows
-    )
-
-
-def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: Any) -> None:
-    prepared = get_family("llava").prepare(tiny.bundle, PICTURES, TALK)
-    assert prepared.token_ids.tolist() == expected(processor, PICTURES, TALK)
-    rows = tiny.bundle.manifest.text.image_rows
-    assert prepared.image_positions is not None
-    assert (np.diff(prepared.image_positions) > 1).sum() == 2, "two gaps between three pictures"
-    assert len(prepared.image_positions) == 3 * rows
 
 
 def test_pictures_in_parts_are_those_beside_the_messages(tiny: TinyBundle, tmp_path: Path) -> None:
@@ -113,59 +70,6 @@ def test_a_conversation_of_a_template_for_text_is_held(tiny: TinyBundle, tmp_pat
         assert bundle.tokenizer.decode(prompt.token_ids).split()[-4:] == ["table", "user:", "red", "cup"]
         with pytest.raises(PromptError, match="does not write message 0"):
             chat.say("blue cup", PICTURES[0])
-
-
-def test_raw_prompt_places_its_pictures(tiny: TinyBundle, processor: Any) -> None:
-    text = "USER: the <image> and <image>\nwhere is it ASSISTANT:"
-    prepared = get_family("llava").prepare(tiny.bundle, PICTURES[:2], RawPrompt(text))
-    made = processor(images=PICTURES[:2], text=text, return_tensors="pt")
-    assert prepared.token_ids.tolist() == made["input_ids"][0].tolist()
-    first = get_family("llava").prepare(tiny.bundle, PICTURES[:1], RawPrompt("the cup"))
-    assert first.image_positions is not None and first.image_positions[0] < 3, (
-        "without a mark the pictures come first"
-    )
-
-
-@pytest.mark.parametrize(
-    ("images", "prompt", "error", "message"),
-    [
-        (PICTURES[:1], TALK, PromptError, "the prompt has 3 <image>, and 1 pictures were given"),
-        (PICTURES[:2], RawPrompt("a <image>"), PromptError, "has 1 <image>, and 2 pictures"),
-        (PICTURES[:1], "a <image>", PromptError, "stands for one of the pictures"),
-        (PICTURES[:1], ["cup"], PromptError, "message 0"),
-        (PICTURES * 20, "cup", PromptError, "image rows included"),
-        (["nowhere.png"], "cup", ImageError, "nowhere.png"),
-        (PICTURES[:1], b"\xff", PromptError, "UTF-8"),
-    ],
-)
-def test_invalid_layout_is_refused(
-    tiny: TinyBundle, images: Any, prompt: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        get_family("llava").prepare(tiny.bundle, images, prompt)
-
-
-@pytest.mark.parametrize("messages", [TALK, [{"role": "user", "content": USER}]], ids=["talk", "one"])
-def test_answers_equal_transformers(tiny: TinyBundle, processor: Any, messages: list[Any]) -> None:
-    model = transformers.AutoModelForImageTextToText.from_pretrained(tiny.checkpoint).eval()
-    count = sum(part["type"] == "image" for turn in messages for part in turn["content"])
-    text = processor.apply_chat_template(messages, add_generation_prompt=True)
-    made = processor(images=PICTURES[:count], text=text, return_tensors="pt", add_special_tokens=False)
-    with torch.inference_mode():
-        out = model.generate(**made, max_new_tokens=24, do_sample=False)[
-            0, made["input_ids"].shape[1] :
-        ].tolist()
-    with Session.load(tiny.path) as session:
-        for options in ({"draft": "none"}, {"draft": "medusa", "draft_nodes": 8}, {"draft": "imitation"}):
-            found = session.generate(image=PICTURES[:count], prompt=messages, max_new_tokens=24, **options)
-            assert found.tokens == out
-
-
-def test_batch_with_different_numbers_of_pictures(tiny: TinyBundle) -> None:
-    requests = [{"image": PICTURES[:n], "prompt": f"the cup {n}", "max_new_tokens": 12} for n in range(4)]
-    with Session.load(tiny.path, max_batch=4) as session:
-        together = session.generate_batch(requests)
-        assert [r.tokens for r in together] == [session.generate(**request).tokens for request in requests]
 
 
 def test_the_command_line_takes_several_pictures(
@@ -230,17 +134,3 @@ def test_a_manifest_without_the_shortest_edge_is_refused(tiny: TinyBundle) -> No
     described.extra = {}
     with pytest.raises(BundleError, match="shortest_edge"):
         preprocess(PICTURES[0], described)
-
-
-def test_a_bundle_without_a_template_puts_pictures_first(
-    tiny: TinyBundle, tmp_path: Path, processor: Any
-) -> None:
-    from vlmexport.runtime.bundle.folder import Bundle
-
-    bundle = Bundle.open(shutil.copytree(tiny.path, tmp_path / "bundle"))
-    bundle.manifest.text.chat_template = None
-    prepared = get_family("llava").prepare(bundle, PICTURES[:2], "the cup")
-    made = processor(images=PICTURES[:2], text="<image>\n<image>\nthe cup", return_tensors="pt")
-    assert prepared.token_ids.tolist() == made["input_ids"][0].tolist()
-    with pytest.raises(PromptError, match="no chat template"):
-        get_family("llava").prepare(bundle, PICTURES[:2], TALK)

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT: layouts, tiles and answers equal to transformers', with any number of pictures of any size anywhere."""
+"""LLaVA-NeXT: tiles, and answers about pictures of any size, equal to transformers'."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from PIL import Image
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import ImageInfo
-from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
-from vlmexport.runtime.families import RawPrompt, get_family
+from vlmexport.runtime.common.errors import BundleError
+from vlmexport.runtime.families import get_family
 from vlmexport.runtime.images.processors import preprocess
 from vlmexport.runtime.images.processors.tiles import settings_of
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.tiles import Tiling
+
+from tests.unit.runtime.test_llava_layouts import PICTURES as LAYOUT_PICTURES
+from tests.unit.runtime.test_llava_layouts import TALK, processed, question
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle
@@ -27,15 +30,7 @@ transformers = pytest.importorskip("transformers", reason="building the bundles 
 torch = pytest.importorskip("torch")
 
 Bundles = Callable[[str], "TinyBundle"]
-PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (30, 170), (64, 33))]
-TALK: list[dict[str, Any]] = [
-    {
-        "role": "user",
-        "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "the red cup"}],
-    },
-    {"role": "assistant", "content": [{"type": "text", "text": "it is on the table"}]},
-    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is left of the cup"}]},
-]
+PICTURES = LAYOUT_PICTURES["llava-next"]
 
 
 @pytest.fixture(scope="module")
@@ -53,90 +48,11 @@ def model(tiny: TinyBundle) -> Any:
     return transformers.AutoModelForImageTextToText.from_pretrained(tiny.checkpoint).eval()
 
 
-def made(processor: Any, images: list[Any], messages: list[Any]) -> Any:
-    text = processor.apply_chat_template(messages, add_generation_prompt=True)
-    return processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=False)
-
-
-def asked(count: int) -> list[dict[str, Any]]:
-    content = [*[{"type": "image"}] * count, {"type": "text", "text": "the red cup"}]
-    return [{"role": "user", "content": content}]
-
-
-def same_pictures(found: Any, inputs: Any) -> None:
-    """The tiles of every picture are the processor's, which pads their number; the rows fill the slots."""
-    for vision, pixels in zip(found.vision, inputs["pixel_values"].numpy(), strict=True):
-        count = len(vision["pixel_values"])
-        np.testing.assert_allclose(vision["pixel_values"], pixels[:count], atol=1e-5)
-        assert not pixels[count:].any()
-    assert len(found.image_positions) == sum(len(vision["row_index"]) for vision in found.vision)
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_text_follows_its_pictures(tiny: TinyBundle, processor: Any, count: int) -> None:
-    prepared = get_family("llava-next").prepare(tiny.bundle, PICTURES[:count], "the red cup")
-    inputs = made(processor, PICTURES[:count], asked(count))
-    assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
-    assert len(prepared.vision) == count
-    if count:
-        same_pictures(prepared, inputs)
-    else:
-        assert prepared.image_positions is None
-
-
-def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: Any) -> None:
+def test_pictures_of_a_conversation_have_different_tiles(tiny: TinyBundle) -> None:
+    """What `test_llava_layouts.py` compares with the processor is no picture of one tile alone."""
     prepared = get_family("llava-next").prepare(tiny.bundle, PICTURES, TALK)
-    inputs = made(processor, PICTURES, TALK)
-    assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
-    same_pictures(prepared, inputs)
-    assert prepared.image_positions is not None
-    assert (np.diff(prepared.image_positions) > 1).sum() == 2, "two gaps between three pictures"
     assert len({len(vision["row_index"]) for vision in prepared.vision}) == 3
     assert len({len(vision["pixel_values"]) for vision in prepared.vision}) > 1
-
-
-def test_raw_prompt_places_its_pictures(tiny: TinyBundle, processor: Any) -> None:
-    text = "USER: the <image> and <image>\nwhere is it ASSISTANT:"
-    prepared = get_family("llava-next").prepare(tiny.bundle, PICTURES[:2], RawPrompt(text))
-    inputs = processor(images=PICTURES[:2], text=text, return_tensors="pt")
-    assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
-    same_pictures(prepared, inputs)
-    first = get_family("llava-next").prepare(tiny.bundle, PICTURES[:1], RawPrompt("the cup"))
-    assert first.image_positions is not None and first.image_positions[0] < 3, (
-        "without a mark the pictures come first"
-    )
-
-
-def test_a_bundle_without_a_template_puts_pictures_first(
-    tiny: TinyBundle, tmp_path: Path, processor: Any
-) -> None:
-    bundle = Bundle.open(shutil.copytree(tiny.path, tmp_path / "bundle"))
-    bundle.manifest.text.chat_template = None
-    prepared = get_family("llava-next").prepare(bundle, PICTURES[:2], "the cup")
-    inputs = processor(images=PICTURES[:2], text="<image>\n<image>\nthe cup", return_tensors="pt")
-    assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
-    with pytest.raises(PromptError, match="no chat template"):
-        get_family("llava-next").prepare(bundle, PICTURES[:2], TALK)
-
-
-@pytest.mark.parametrize(
-    ("images", "prompt", "error", "message"),
-    [
-        (PICTURES[:1], TALK, PromptError, "the prompt has 3 <image>, and 1 pictures were given"),
-        (PICTURES[:2], RawPrompt("a <image>"), PromptError, "has 1 <image>, and 2 pictures"),
-        (PICTURES[:1], "a <image>", PromptError, "stands for one of the pictures"),
-        ([], [{"role": "user", "content": "a <image>"}], PromptError, "stands for one of the pictures"),
-        (PICTURES[:1], ["cup"], PromptError, "message 0"),
-        (PICTURES * 10, "cup", PromptError, "image rows included"),
-        (["nowhere.png"], "cup", ImageError, "nowhere.png"),
-        (PICTURES[:1], b"\xff", PromptError, "UTF-8"),
-    ],
-)
-def test_invalid_layout_is_refused(
-    tiny: TinyBundle, images: Any, prompt: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        get_family("llava-next").prepare(tiny.bundle, images, prompt)
 
 
 @pytest.mark.parametrize("field", ["image", "image_token_id"])
@@ -149,39 +65,17 @@ def test_a_manifest_without_its_picture_fields_is_refused(
         get_family("llava-next").prepare(bundle, PICTURES[:1], "cup")
 
 
-@pytest.mark.parametrize("messages", [TALK, asked(1)], ids=["talk", "one"])
-def test_answers_equal_transformers(
-    tiny: TinyBundle, processor: Any, model: Any, messages: list[Any]
-) -> None:
-    pictures = PICTURES[: sum(part["type"] == "image" for turn in messages for part in turn["content"])]
-    inputs = made(processor, pictures, messages)
-    with torch.inference_mode():
-        out = model.generate(**inputs, max_new_tokens=24, do_sample=False)
-    want = out[0, inputs["input_ids"].shape[1] :].tolist()
-    with Session.load(tiny.path) as session:
-        for options in ({"draft": "none"}, {"draft": "medusa", "draft_nodes": 8}, {"draft": "imitation"}):
-            found = session.generate(image=pictures, prompt=messages, max_new_tokens=24, **options)
-            assert found.tokens == want
-
-
 @pytest.mark.parametrize("size", [(8, 64), (64, 8), (1, 1), (2, 300), (300, 2), (900, 1200)])
 def test_answers_about_slim_tiny_and_huge_pictures_are_the_models(
     tiny: TinyBundle, processor: Any, model: Any, size: tuple[int, int]
 ) -> None:
     picture = Image.fromarray(synthetic_image(*size))
-    inputs = made(processor, [picture], asked(1))
+    inputs = processed(processor, [picture], question(1))
     with torch.inference_mode():
         out = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     with Session.load(tiny.path) as session:
         found = session.generate(image=picture, prompt="the red cup", max_new_tokens=12)
     assert found.tokens == out[0, inputs["input_ids"].shape[1] :].tolist()
-
-
-def test_batch_with_different_numbers_of_pictures(tiny: TinyBundle) -> None:
-    requests = [{"image": PICTURES[:n], "prompt": f"the cup {n}", "max_new_tokens": 12} for n in range(4)]
-    with Session.load(tiny.path, max_batch=4) as session:
-        together = session.generate_batch(requests)
-        assert [r.tokens for r in together] == [session.generate(**request).tokens for request in requests]
 
 
 # --- the processor ---

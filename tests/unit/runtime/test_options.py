@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import subprocess
@@ -63,6 +64,107 @@ def test_an_option_is_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "GenerateOptions", MoreOptions)
     line = "<code>dummy</code> | <code>--dummy D</code> | Does nothing. Default: 3. |"
     assert line in "".join(page.pages().values())
+
+
+DECLARATION = """
+from __future__ import annotations
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar, Optional, TypedDict
+from vlmexport.runtime.common.options import NO_OPTION, Integer, Text
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+Limit = Annotated[int, Integer(low=1, high=9, help="A limit.")]
+Optionals = Optional[Limit]
+
+@dataclass(frozen=True)
+class Base:
+    _: KW_ONLY
+    limit: Limit = 3
+    shared: ClassVar[int] = 1
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Base):
+    optional: Limit | None = None
+    other: Optional["Limit"] = None
+    third: Optionals = None
+    nearer: Annotated[Limit, Integer(low=4, high=5)] = 4
+    derived: Annotated["Fraction | None", NO_OPTION] = None
+    required: Limit
+
+class Typed(TypedDict, total=False):
+    limit: Limit
+    optional: Limit | None
+
+@dataclass
+class Plain:
+    limit: Limit
+    length: int = 3
+
+@dataclass
+class Unknown:
+    limit: Annotated[Fraction, Integer()] = None
+
+@dataclass
+class Several:
+    limits: list[Limit] = field(default_factory=list)
+"""
+
+
+@pytest.fixture(scope="module")
+def declared(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A module with declarations by aliases, whose annotations are strings."""
+    file = tmp_path_factory.mktemp("declared") / "declared_by_aliases.py"
+    file.write_text(DECLARATION)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[file.stem]
+
+
+def test_an_alias_declares_an_option(declared: Any) -> None:
+    options = declared_options(declared.Settings)
+    assert list(options) == ["limit", "optional", "other", "third", "nearer", "required"]
+    assert all(isinstance(option, Integer) for option in options.values())
+    ranges = {name: (option.low, option.high) for name, option in options.items()}  # type: ignore[attr-defined]
+    assert ranges.pop("nearer") == (4, 5) and set(ranges.values()) == {(1, 9)}
+    assert [option.default for option in options.values()] == [3, None, None, None, 4, None]
+    assert [name for name, option in options.items() if option.required] == ["required"]
+    with pytest.raises(OptionError, match=r"--limit: 0 is not an integer in 1\.\.9"):
+        options["limit"].check("--limit", 0)
+    assert list(declared_options(declared.Typed)) == ["limit", "optional"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the `type` statement is of Python 3.12")
+def test_a_type_statement_declares_an_option(declared: Any) -> None:
+    exec("type Lazy = Limit\n@dataclass\nclass WithType:\n    limit: Lazy = 3", vars(declared))
+    assert list(declared_options(declared.WithType)) == ["limit"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Plain", r"declared_by_aliases\.Plain\.length: its annotation 'int' has no kind.*NO_OPTION"),
+        (
+            "Unknown",
+            r"declared_by_aliases\.Unknown\.limit: .* cannot be evaluated \(NameError.*TYPE_CHECKING",
+        ),
+        ("Several", r"declared_by_aliases\.Several\.limits: its annotation 'list\[Limit\]' has no kind"),
+    ],
+)
+def test_a_field_that_declares_nothing_is_an_error(declared: Any, name: str, message: str) -> None:
+    owner = getattr(declared, name)
+    with pytest.raises(TypeError, match=message):
+        declared_options(owner)
+
+    def command(options: Any) -> None:
+        raise AssertionError(options)
+
+    command.__annotations__["options"] = owner
+    with pytest.raises(TypeError, match=message):
+        with_flags(command)
 
 
 @pytest.mark.parametrize(

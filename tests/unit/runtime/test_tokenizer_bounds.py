@@ -83,6 +83,20 @@ def test_a_text_that_would_become_too_long_is_refused_and_shorter_ones_are_read(
         Tokenizer(letters(normalizer=normalizers.Prepend("x" * 1000))).encode("b" * 30_000)
 
 
+@pytest.mark.parametrize("first", [normalizers.Lowercase(), normalizers.BertNormalizer()])
+def test_a_step_that_changes_ascii_is_measured_before_the_steps_that_lengthen_it(first: Any) -> None:
+    growing = [normalizers.Replace("b", "c" * 12), normalizers.Replace("c", "d" * 12)]
+    tokenizer = Tokenizer(letters(normalizer=normalizers.Sequence([first, *growing])))
+    with pytest.raises(PromptError, match="of a prompt of 300,000 characters: shorten it"):
+        tokenizer.encode("B" * 300_000)
+
+
+@pytest.mark.parametrize("name", growth._KEEP_ASCII)
+def test_ascii_stays_as_it_is(name: str) -> None:
+    text = "".join(map(chr, range(128)))
+    assert getattr(normalizers, name)().normalize_str(text) == text
+
+
 def test_quadratic_models_read_short_texts_only() -> None:
     backend = letters(model=models.Unigram([("<unk>", 0.0), ("a", -1.0), ("a" * 5000, -2.0)], unk_id=0))
     assert len(Tokenizer(backend).encode("a" * 10_000)) == 2
