@@ -59,12 +59,12 @@ def _parts(graph: ir.Graph, node: ir.Node, updates: dict[ir.Value, ir.Node]) -> 
 
 def _hand_out(graph: ir.Graph, write: Rewriter, node: ir.Node) -> None:
     """The rows of an update as an output in its place."""
-    old, rows = node.outputs[0], given(node, 1)
+    old, update = node.outputs[0], given(node, 1)
     name = new_name(old.name or "")
-    if rows.is_graph_input() or rows.is_graph_output():
+    if update.is_graph_input() or update.is_graph_output():
         write.before(node)
-        rows = write.add("Identity", rows)
+        update = write.add("Identity", update)
     assert old.shape is not None
-    rows.name, rows.shape = name, ir.Shape([*old.shape[:2], "width", old.shape[3]])
-    graph.outputs[graph.outputs.index(old)] = rows
+    update.name, update.shape = name, ir.Shape([*old.shape[:2], "width", old.shape[3]])
+    graph.outputs[graph.outputs.index(old)] = update
     graph.remove(node, safe=True)

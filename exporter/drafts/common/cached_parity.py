@@ -44,22 +44,22 @@ class CachedParity:
         }
 
     def compared(
-        self, found: Mapping[str, np.ndarray], wanted: Tensor, error: Tensor, width: int
+        self, outputs: Mapping[str, np.ndarray], expected: Tensor, error: Tensor, width: int
     ) -> Iterator[Compared]:
         """Keys and values after a pass; the next pass stands behind them.
 
         Args:
-            found: what the graph gave. wanted, error: `side_by_side` of the reference, and its distance from float64;
+            outputs: what the graph gave. expected, error: `side_by_side` of the reference, and its distance from float64;
                 `width` numbers of a row come first.
         """
-        end, size = wanted.shape[1], self._heads * self._size
+        end, size = expected.shape[1], self._heads * self._size
         for number, kind in enumerate(("key", "value")):
             part = slice(width + number * size, width + (number + 1) * size)
             own, own_error = (
                 each[..., part].unflatten(-1, (self._heads, -1)).transpose(1, 2).contiguous()
-                for each in (wanted, error)
+                for each in (expected, error)
             )
-            cache = self._caches[f"{kind}_cache.0"] = found[f"updated_{kind}_cache.0"]
+            cache = self._caches[f"{kind}_cache.0"] = outputs[f"updated_{kind}_cache.0"]
             yield f"{kind}s", cache[:, :, :end], own.numpy(), own_error.numpy()
             self.past[number], self.off[number] = own, own_error
 

@@ -70,16 +70,16 @@ class Wide(nn.Module):
         self.hidden_norm = LlamaRMSNorm(width, eps=config.norm_eps)
         self.post_attention_layernorm = layer.post_attention_layernorm
 
-    def forward(self, rows: Tensor, **given: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
         """Rows [B, T, E]; `given` as a layer of transformers takes it."""
-        embedded, features = rows.chunk(2, -1)
+        embedded, features = hidden_states.chunk(2, -1)
         normed = self.hidden_norm(features)
         residual = normed if self.config.norm_before_residual else features
-        attended, _ = self.self_attn(
+        attention_output, _ = self.self_attn(
             hidden_states=torch.cat([self.input_layernorm(embedded), normed], -1), **given
         )
-        rows = residual + attended
-        return rows + self.mlp(self.post_attention_layernorm(rows))
+        hidden_states = residual + attention_output
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
 class Eagle3Network(EagleNetwork):
@@ -102,9 +102,9 @@ class Eagle3Network(EagleNetwork):
         """After how many of so many layers the rows are taken."""
         return self.config.taps or default_taps(num_layers)
 
-    def fused(self, *rows: Tensor) -> Tensor:
+    def fused(self, *hidden_states: Tensor) -> Tensor:
         """What stands for the feature, [B, T, E], of the three rows [B, T, E] each."""
-        return self.fc(torch.cat(rows, -1))
+        return self.fc(torch.cat(hidden_states, -1))
 
     def given(self, features: Tensor, taps: Mapping[int, Tensor]) -> Tensor:
         return self.fused(*(taps[tap] for tap in self.config.taps or ()))

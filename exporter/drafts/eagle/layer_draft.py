@@ -71,10 +71,10 @@ class LayerDraft(TrainedDraft):
 
     def check_vocabulary(self, family: Family) -> None:
         """Raises ExportError, naming both, unless the target has as many tokens as the one that the draft was made for."""
-        made, found = self.drafter.config.vocab_size, family.language.head.shape[0]
-        if made != found:
+        own_size, target_size = self.drafter.config.vocab_size, family.language.head.shape[0]
+        if own_size != target_size:
             raise ExportError(
-                f"this draft was made for {made} tokens, the model has {found}; give one that was trained for this model"
+                f"this draft was made for {own_size} tokens, the model has {target_size}; give one that was trained for this model"
             )
 
     def check_family(self, family: Family) -> None:
@@ -120,30 +120,30 @@ class LayerDraft(TrainedDraft):
         tensors = self.stored_in(store, self.role)
         layer = self.traced()
         graph = Composer(self.role, store, self.role)
-        given = dict(beside(graph))
-        given |= {
+        inputs = dict(beside(graph))
+        inputs |= {
             name: graph.input(name)
             for name in layer.inputs
-            if name not in ("embedded", "features") and name not in given
+            if name not in ("embedded", "features") and name not in inputs
         }
         hidden, source = (graph.input(name) for name in ("hidden", "feature_index"))
         features = self.features_of(graph, graph.node("Gather", [hidden, source], "rows", axis=0), family)
-        given |= {"embedded": embeddings(graph, "next_ids"), "features": features}
-        made = graph.call(layer, "layer.0", given, tensors.prefix.__add__)
-        for name, value in made.items():
+        inputs |= {"embedded": embeddings(graph, "next_ids"), "features": features}
+        outputs = graph.call(layer, "layer.0", inputs, tensors.prefix.__add__)
+        for name, value in outputs.items():
             if name != "features_out":
                 graph.output(name, value)
-        features = made["features_out"]
+        features = outputs["features_out"]
         flat = graph.node(
             "Reshape", [features, graph.constant(np.array([-1, config.hidden_size], np.int64))], "flat"
         )
-        asked = graph.node("Gather", [flat, graph.input("row_index")], "asked", axis=0)
-        asked = self.before_head(graph, asked, tensors.prefix.__add__)
+        head_input = graph.node("Gather", [flat, graph.input("row_index")], "asked", axis=0)
+        head_input = self.before_head(graph, head_input, tensors.prefix.__add__)
         table = language.head
         if config.head != "shared":
             own = f"{tensors.prefix}{self.inside}head.weight"
             table = WeightRef((own,), False, (config.proposed, config.hidden_size))
-        logits = graph.product(asked, table, "logits")
+        logits = graph.product(head_input, table, "logits")
         ids = None if config.trimmed is None else graph.weight(self._d2t(config.trimmed))
         graph.output("hidden_out", features)
         for name, value in ranked(graph, logits, self.ranks, ids).items():
@@ -190,11 +190,11 @@ class LayerDraft(TrainedDraft):
             places = np.arange(start, end, dtype=np.int64)
             source = np.arange(batch)[:, None] * count + places
             index = np.arange(batch * (end - start), dtype=np.int64)[::-3].copy()
-            rows = features.numpy() if drafted else hidden
+            hidden_states = features.numpy() if drafted else hidden
             more, also = beside(places)
-            found = run(
+            outputs = run(
                 {
-                    "hidden": rows.reshape(-1, width),
+                    "hidden": hidden_states.reshape(-1, width),
                     "feature_index": source,
                     **({"drafted": np.array([drafted])} if self.marks_drafted else {}),
                     "next_ids": captured.token_ids[:, start:end].copy(),
@@ -210,17 +210,17 @@ class LayerDraft(TrainedDraft):
                 before = None if keys is None else (keys, values)
                 return side_by_side(*net(embedded, features, positions, mask, before, **also))  # noqa: B023
 
-            given = [embedded[:, start:end], features[:, start:end]]
+            tensors = [embedded[:, start:end], features[:, start:end]]
             errors = [None, None if drafted or differs is None else differs[:, start:end]]
-            wanted, error = with_error(network, layer, [*given, *kept.past], [*errors, *kept.off])
-            out, out_error = wanted[:, -(end - start) :, :width], error[:, -(end - start) :, :width]
-            yield "rows", found["hidden_out"], out.numpy(), out_error.numpy()
-            yield from kept.compared(found, wanted, error, width)
-            asked = [each.reshape(-1, width)[index] for each in (out, out_error)]
-            likely = lambda net, rows, table: net.logits(rows, table).log_softmax(-1)  # noqa: E731
-            logits, logits_error = with_error(network, likely, [asked[0], table], [asked[1]])
+            expected, error = with_error(network, layer, [*tensors, *kept.past], [*errors, *kept.off])
+            out, out_error = expected[:, -(end - start) :, :width], error[:, -(end - start) :, :width]
+            yield "rows", outputs["hidden_out"], out.numpy(), out_error.numpy()
+            yield from kept.compared(outputs, expected, error, width)
+            head_input = [each.reshape(-1, width)[index] for each in (out, out_error)]
+            likely = lambda net, hidden_states, table: net.logits(hidden_states, table).log_softmax(-1)  # noqa: E731
+            logits, logits_error = with_error(network, likely, [head_input[0], table], [head_input[1]])
             d2t = None if config.trimmed is None else self.drafter.d2t.numpy()
-            yield from compare_ranked(found, logits.numpy(), logits_error.numpy(), d2t, config.vocab_size)
+            yield from compare_ranked(outputs, logits.numpy(), logits_error.numpy(), d2t, config.vocab_size)
 
 
 def cache_entry(num_kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class ImageAdaptor(nn.Module):
         self.o_proj = nn.Linear(width, width, bias=False)
 
     def forward(
-        self, rows: Tensor, attention: Callable[..., Tensor] = F.scaled_dot_product_attention
+        self, image_embeds: Tensor, attention: Callable[..., Tensor] = F.scaled_dot_product_attention
     ) -> Tensor:
         """Rows [n, E] of one picture to [queries, E], the global feature last.
 
@@ -75,10 +75,11 @@ class ImageAdaptor(nn.Module):
         """
         queries, heads, size = self.q.shape
         keys, values = (
-            made.view(1, -1, heads, size).transpose(1, 2) for made in (self.k_proj(rows), self.v_proj(rows))
+            each.view(1, -1, heads, size).transpose(1, 2)
+            for each in (self.k_proj(image_embeds), self.v_proj(image_embeds))
         )
-        seen = attention(self.q.transpose(0, 1)[None], keys, values, None, scale=size**-0.5)
-        return self.o_proj(seen.transpose(1, 2).reshape(queries, heads * size))
+        attention_output = attention(self.q.transpose(0, 1)[None], keys, values, None, scale=size**-0.5)
+        return self.o_proj(attention_output.transpose(1, 2).reshape(queries, heads * size))
 
 
 class VispecNetwork(nn.Module):
@@ -124,8 +125,8 @@ class VispecNetwork(nn.Module):
             visual = torch.zeros_like(features)
         if compressed is None:
             compressed = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
-        rows = self.entering(embedded, features, visual.to(features.dtype), compressed)
-        return self.layer.attended(rows, positions, mask, past)
+        hidden_states = self.entering(embedded, features, visual.to(features.dtype), compressed)
+        return self.layer.attended(hidden_states, positions, mask, past)
 
     def logits(self, features: Tensor, lm_head: Tensor) -> Tensor:
         """As `EagleNetwork.logits`."""

@@ -81,12 +81,12 @@ class ImitationConfig:
         width = self.hidden_size
         singly = self.num_linear + OPERATIONS[self.norm] + self.residual
         singly += OPERATIONS[self.activation] * (self.num_linear - 1)
-        found = 2 * width * width * self.num_linear + width * singly
+        total = 2 * width * width * self.num_linear + width * singly
         if not self.attention_heads:
-            return found
+            return total
         turned = 3 * 2 * width  # queries and keys by their angles
         seen = SEEN * (4 * width + 5 * self.attention_heads)  # two products with every row, and the softmax
-        return found + 8 * width * width + width * (OPERATIONS[self.attention_norm] + 1) + turned + seen
+        return total + 8 * width * width + width * (OPERATIONS[self.attention_norm] + 1) + turned + seen
 
 
 class ExitAttention(nn.Module):
@@ -123,10 +123,10 @@ class ExitAttention(nn.Module):
     def forward(self, hidden: Tensor, mask: Tensor, angles: tuple[Tensor, Tensor], cache: Any) -> Tensor:
         """[B, T, E] to [B, T, E]. `mask` bool [B, 1, T, S] (True: visible), `angles` as the attention takes them, `cache`
         gets the keys and values of the rows and gives those of all S."""
-        rows, _ = self.self_attn(
+        attention_output, _ = self.self_attn(
             self.norm(hidden), attention_mask=mask, position_embeddings=angles, past_key_values=cache
         )
-        return hidden + rows
+        return hidden + attention_output
 
 
 class ImitationNetwork(nn.Module):
@@ -175,10 +175,10 @@ class ImitationNetwork(nn.Module):
 
     def mapped(self, hidden: Tensor) -> Tensor:
         """[..., E] to [..., E], row by row: everything but the attention."""
-        rows = self.linear[0](self.norm(hidden))
+        output = self.linear[0](self.norm(hidden))
         for layer in list(self.linear)[1:]:
-            rows = layer(self.activation(rows))
-        return hidden + rows if self.residual else rows
+            output = layer(self.activation(output))
+        return hidden + output if self.residual else output
 
     def behind(
         self, hidden: Tensor, past: tuple[Tensor, Tensor] | None = None
@@ -192,16 +192,16 @@ class ImitationNetwork(nn.Module):
         mask = (slots <= positions[:, None])[None, None]
         cos, sin = (torch.cat([half, half], -1) for half in self.attention.angles(positions[None]))
         cache = Joined(past)
-        rows = self.attention(hidden, mask, (cos.to(hidden.dtype), sin.to(hidden.dtype)), cache)
+        hidden_states = self.attention(hidden, mask, (cos.to(hidden.dtype), sin.to(hidden.dtype)), cache)
         assert cache.hidden_states is not None
-        return self.mapped(rows), cache.hidden_states
+        return self.mapped(hidden_states), cache.hidden_states
 
 
 def norm_named(name: str, width: int) -> nn.Module:
     """One of `NORMS`."""
-    made = {
+    norms = {
         "layer_norm": lambda: nn.LayerNorm(width, eps=1e-5),
         "rms_norm": lambda: nn.RMSNorm(width, eps=1e-6),
         "none": nn.Identity,
     }
-    return made[name]()
+    return norms[name]()
