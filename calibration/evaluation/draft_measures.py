@@ -58,7 +58,7 @@ class MeasuredRows(Measured, Protocol):
 
     layer: int
 
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
+    def add(self, trunk: Tensor, own: Tensor, batch: Rows) -> None:
         """Rows [N, E] after `layer`, the target's logits [N, V], and what they belong to."""
         ...
 
@@ -96,8 +96,8 @@ class MeasuredSelfDraft(_OnTrunk):
         super().__init__(target, draft, draft_length)
         self.layer = draft.layer
 
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
-        self._count.add(self._target.head(self._network(trunk)), own, rows)
+    def add(self, trunk: Tensor, own: Tensor, batch: Rows) -> None:
+        self._count.add(self._target.head(self._network(trunk)), own, batch)
 
 
 class MeasuredAttending(_OnTrunk):
@@ -110,10 +110,10 @@ class MeasuredAttending(_OnTrunk):
     def add(self, texts: Texts) -> None:
         """Whole texts."""
         (layer,), head = self.taps, self._target.head
-        places, rows = rows_of(texts, layer)
-        if len(rows):
+        places, batch = rows_of(texts, layer)
+        if len(batch):
             drafted = head(self._network(texts.taps[layer])[places])
-            self._count.add(drafted, head(rows.residuals[:, -1]), rows)
+            self._count.add(drafted, head(batch.residuals[:, -1]), batch)
 
 
 class MeasuredHeads:
@@ -135,14 +135,14 @@ class MeasuredHeads:
     def cycles(self) -> Stats:
         return self._count.cycles
 
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
+    def add(self, trunk: Tensor, own: Tensor, batch: Rows) -> None:
         network, lm_head = self._network, self._target.lm_head.weight
         logits = network(self._target.features(trunk), lm_head)  # [N, heads, V]
         best, first = likeliest(logits), logits[:, 0]
         if network.config.trimmed is not None:
             best = network.d2t[best]
             first = torch.full_like(own, -torch.inf).index_copy_(1, network.d2t, first)
-        self._count.add(best, ahead(rows, network.config.heads), first, own, rows)
+        self._count.add(best, ahead(batch, network.config.heads), first, own, batch)
 
 
 class MeasuredLayer:

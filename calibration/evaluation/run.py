@@ -160,11 +160,11 @@ def _with_speed(target: Target, measured: Measured, machine: Machine | None) -> 
     return replace(result, bound=most, speedup=predicted)
 
 
-def _add_rows(target: Target, drafts: Sequence[MeasuredRows], rows: Rows, trunks: dict[int, Tensor]) -> None:
-    if len(rows):
-        own = target.head(rows.residuals[:, -1])
+def _add_rows(target: Target, drafts: Sequence[MeasuredRows], batch: Rows, trunks: dict[int, Tensor]) -> None:
+    if len(batch):
+        own = target.head(batch.residuals[:, -1])
         for measured in drafts:
-            measured.add(trunks[measured.layer], own, rows)
+            measured.add(trunks[measured.layer], own, batch)
 
 
 def answered(

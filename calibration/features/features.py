@@ -57,9 +57,9 @@ class FeatureSource(Source[Rows], Protocol):
 def in_batches(source: Source[Batch], size: int) -> Iterator[Batch]:
     """All rows of a source, `size` records at a time; records without a row give nothing."""
     for at in range(0, len(source), size):
-        rows = source.rows(range(at, min(at + size, len(source))))
-        if len(rows):
-            yield rows
+        batch = source.rows(range(at, min(at + size, len(source))))
+        if len(batch):
+            yield batch
 
 
 class LiveFeatures:
@@ -176,11 +176,11 @@ def _build(
         if not start:
             _reserve(partial, math.prod(shape) * item)
         stores[key] = np.memmap(partial, dtype, "r+", shape=shape)
-    wanted = [n for n in layers if f"trunk.{n}" in names] or list(layers)
+    numbers = [n for n in layers if f"trunk.{n}" in names] or list(layers)
     for at in range(start, len(records), batch_size):
         chunk = records[at : at + batch_size]
-        rows, trunks = target.rows(chunk, wanted)
-        outputs = {f"trunk.{n}": trunk for n, trunk in trunks.items()} | {"residuals": rows.residuals}
+        batch, trunks = target.rows(chunk, numbers)
+        outputs = {f"trunk.{n}": trunk for n, trunk in trunks.items()} | {"residuals": batch.residuals}
         span = slice(int(offsets[at]), int(offsets[at + len(chunk)]))
         for key, store in stores.items():
             store[span] = stored(outputs[key], dtype, target.name)

@@ -210,11 +210,11 @@ def _sync(file: BinaryIO) -> None:
 def _files(width: int, dtype: str, taps: Iterable[int]) -> list[Kept]:
     """`records`: places of a text and the first that is learned. `pictures`: record, place of the first row, rows, time
     steps (1 but for a video)."""
-    rows = ("hidden", *(f"tap.{tap}" for tap in sorted(set(taps))), "picture_rows")
+    names = ("hidden", *(f"tap.{tap}" for tap in sorted(set(taps))), "picture_rows")
     sizes = {"records": 2, "tokens": 1, "pictures": 4}
     return [
         *(Kept(name, "int32", size) for name, size in sizes.items()),
-        *(Kept(name, dtype, width) for name in rows),
+        *(Kept(name, dtype, width) for name in names),
     ]
 
 

@@ -111,5 +111,5 @@ class AttendingObjective(ImitationObjective):
     def loss(self, batch: Texts, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
         """As `ImitationObjective`."""
         layer = self.options.layer
-        places, rows = rows_of(batch, layer, self.options.fused(target.num_layers))
-        return self.compare(self.network(batch.taps[layer])[places], rows, target)
+        places, targets = rows_of(batch, layer, self.options.fused(target.num_layers))
+        return self.compare(self.network(batch.taps[layer])[places], targets, target)

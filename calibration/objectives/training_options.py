@@ -48,11 +48,11 @@ class Options:
         """
         values = {name: value for name, value in given.items() if value is not None}
         if preset is not None:
-            found = cls.presets.get(preset.lower())
-            if found is None:
+            preset_values = cls.presets.get(preset.lower())
+            if preset_values is None:
                 known = ", ".join(cls.presets) or "none for this draft"
                 raise OptionError(f"unknown --preset {preset!r}; choose one of {known}")
-            values |= found
+            values |= preset_values
         for one in fields(cls):  # type: ignore[arg-type]
             if one.default is None and one.metadata.get("required") and one.name not in values:
                 raise OptionError(f"give {flag_of(one.name, one.metadata)}: {one.metadata['help']}")

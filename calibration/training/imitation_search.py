@@ -127,9 +127,9 @@ def _early_exit(
     held = usable_records(target, records.split(0.05)[1] if validation is None else validation)
     source: FeatureSource = feature_source(target, held, layer, cache.folder, cache.dtype)
     right = total = 0
-    for rows in in_batches(source, 64):
-        matches = losses.agreement(target.head(rows.trunk), target.head(rows.residuals[:, -1]))
-        right, total = right + int(matches.sum()), total + len(rows)
+    for batch in in_batches(source, 64):
+        matches = losses.agreement(target.head(batch.trunk), target.head(batch.residuals[:, -1]))
+        right, total = right + int(matches.sum()), total + len(batch)
     return right / max(1, total)
 
 

@@ -186,8 +186,8 @@ class EagleNetwork(nn.Module):
             position_embeddings=(cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)),
             past_key_values=cache,
         )
-        assert cache.hidden_states is not None
-        return out, cache.hidden_states
+        assert cache.key_values is not None
+        return out, cache.key_values
 
     def logits(self, features: Tensor, lm_head: Tensor) -> Tensor:
         """Logits [.., proposed] of features [.., E]; `lm_head` [V, E] is the target's, read where it is shared."""

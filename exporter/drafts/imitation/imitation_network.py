@@ -193,8 +193,8 @@ class ImitationNetwork(nn.Module):
         cos, sin = (torch.cat([half, half], -1) for half in self.attention.angles(positions[None]))
         cache = Joined(past)
         hidden_states = self.attention(hidden, mask, (cos.to(hidden.dtype), sin.to(hidden.dtype)), cache)
-        assert cache.hidden_states is not None
-        return self.mapped(hidden_states), cache.hidden_states
+        assert cache.key_values is not None
+        return self.mapped(hidden_states), cache.key_values
 
 
 def norm_named(name: str, width: int) -> nn.Module:
