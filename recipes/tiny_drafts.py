@@ -169,13 +169,13 @@ def measure(workshop: Workshop, folders: Sequence[Path]) -> dict[str, dict[str, 
     bare = {d.layer: f"early-exit@{d.layer}" for d in drafts if isinstance(d, ImitationDraft)}
     names = [*map(str, folders), *bare.values()]
     held = whole_answers(workshop).forms
-    found: dict[str, dict[str, Acceptance]] = {
+    by_form: dict[str, dict[str, Acceptance]] = {
         form: evaluate_drafts(workshop.target, records, names, DRAFT_LENGTH, report=print)
         for form, records in held.items()
     }
 
     def of(name: str) -> dict[str, Any]:
-        parts = {form: by_draft[name] for form, by_draft in found.items()}
+        parts = {form: by_draft[name] for form, by_draft in by_form.items()}
         each = {form: figures([result]) for form, result in parts.items()}
         return figures(list(parts.values())) | ({"parts": each} if len(each) > 1 else {})
 

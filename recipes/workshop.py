@@ -134,9 +134,9 @@ class Workshop:
         """Acceptance of chains of Medusa heads on held-out answers."""
         measured = MeasuredHeads(self.target, draft, draft.network.config.heads)
         with torch.no_grad():
-            for rows in in_batches(self._features(None).heldout, self.batch):
-                last = rows.residuals[:, -1]
-                measured.add(last, self.target.head(last), rows)
+            for batch in in_batches(self._features(None).heldout, self.batch):
+                last = batch.residuals[:, -1]
+                measured.add(last, self.target.head(last), batch)
         return measured.result()
 
     def _features(self, layer: int | None) -> Features:

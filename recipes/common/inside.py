@@ -20,7 +20,7 @@ class InsideCaptioner(Captioner):
         """Places before the prompt: the picture's rows, and what stands before them."""
 
     @abstractmethod
-    def hidden_of(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def hidden_of(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """What the decoder gives for the texts, normed: [B, S, width], where the model lies."""
 
     @property
@@ -33,9 +33,9 @@ class InsideCaptioner(Captioner):
         """Of the decoder."""
         return self.language.layers
 
-    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def logits(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """See `Captioner`."""
-        hidden = self.hidden_of(rows, prompts, targets)
+        hidden = self.hidden_of(image_embeds, prompts, targets)
         return self.model.lm_head(self.reading(hidden, prompts, targets)).cpu()
 
     def reading(self, hidden: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
