@@ -199,10 +199,10 @@ def reference(model: Path, draft: Path, values: Path) -> None:
         following = ids[:, 1:].contiguous()
         mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
         given = loaded.network.fc(features) if loaded.kind == "eagle3" else features
-        features, _ = loaded.network(
+        draft_features, _ = loaded.network(
             target.get_input_embeddings()(following), given, torch.arange(count)[None], mask
         )
-        logits = loaded.network.logits(features, target.lm_head.weight)
+        logits = loaded.network.logits(draft_features, target.lm_head.weight)
     np.savez(values, ids=following.numpy(), features=features.numpy(), logits=logits.numpy())
 
 

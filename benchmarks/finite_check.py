@@ -34,30 +34,29 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def checked(
-    rows: Sequence[np.ndarray],
+    logits: Sequence[np.ndarray],
 ) -> tuple[Callable[[int], int], Callable[[int], int], Callable[[int], None]]:
-    """`best` as the runtime has it, the same without its check, and `check`, over host rows [V]."""
+    """`best` as the runtime has it, the same without its check, and `check`, over logits [V] in host memory."""
     from vlmexport.runtime.decoder.logits import TargetLogits
 
     made = TargetLogits.__new__(TargetLogits)
-    made._logits_by_row, made._small = list(rows), {}
+    made._logits_by_row, made._small = list(logits), {}
 
     def unchecked(self: Any, row: int) -> int:
         """`TargetLogits.best` up to the check."""
-        rows = self._rows
-        if rows is None:
+        logits = self._logits_by_row
+        if logits is None:
             raise AssertionError
-        values = rows[row]
-        return values.argmax().item()
+        return logits[row].argmax().item()
 
     return made.best, unchecked.__get__(made), made.check
 
 
-def seconds(function: Callable[[int], object], rows: int, count: int) -> float:
+def seconds(function: Callable[[int], object], num_logits: int, count: int) -> float:
     """Of one call."""
     begin = thread_time()
     for at in range(count):
-        function(at % rows)
+        function(at % num_logits)
     return (thread_time() - begin) / count
 
 
