@@ -44,7 +44,7 @@ from .workshop import COMPARED, DRAFT_LENGTH, Workshop, cached_features
 PART = 64  # prompts that are answered between two looks at the clock
 ANSWER_SHARE, RESERVE = 0.45, 0.05  # of the time: for answers, and kept for the evaluation
 GENERATION_BATCH = 32  # records; a GPU answers a whole part together
-BATCH = 8  # records; a vocabulary of 49,152 makes rows of logits the largest tensors
+BATCH = 8  # records; a vocabulary of 49,152 makes logits the largest tensors
 VALIDATION = 64  # records, at most; 5 % of a smaller set
 LEAST_STEPS, MOST_STEPS = 50, 4000
 LEARNING_RATE = 1e-2  # after 120 steps the validation loss is 11.8, 10.0 and 8.8 at 1e-3, 3e-3 and 1e-2
@@ -136,7 +136,7 @@ def make_draft(model: str, work: Path, out: Path, limits: Limits, device: str = 
 
 
 def reopen(model: str, work: Path, device: str = "auto") -> Workshop:
-    """The cached rows of a finished run in `work`, whatever its limits were. OptionError if there is none."""
+    """The cached hidden states of a finished run in `work`, whatever its limits were. OptionError if there is none."""
     target = load_target(model, device)
     place = _place(target, work)
     path = place / "recipe.json"
@@ -152,7 +152,7 @@ def _place(target: Target, work: Path) -> Path:
 
 
 def _prepare(target: Target, place: Path, limits: Limits, progress: Progress) -> Workshop:
-    """Answers, and their rows at the draft layer; those that are held out too, so that what is left of the time is known."""
+    """Answers, and their hidden states at the draft layer; those that are held out too, so that what is left of the time is known."""
     records, heldout = _answers(target, place, limits, progress)
     told, checked = records.split(min(0.05, VALIDATION / len(records)))
     with progress.stage("cache"):

@@ -135,7 +135,7 @@ def make_layers(
     workshop: Workshop, work: Path, out: Path, steps: int = LAYER_STEPS, batch: int = LAYER_BATCH
 ) -> list[Path]:
     """Trains a layer of EAGLE and one of ViSpec, this one in its two stages of half the steps each, for a decoder that
-    reads pictures among its rows (none for another), and writes them to ``out/eagle`` and ``out/vispec``."""
+    reads pictures among its embeddings (none for another), and writes them to ``out/eagle`` and ``out/vispec``."""
     target = workshop.target
     try:
         check_family(target.family)

@@ -54,18 +54,18 @@ class Measured(Protocol):
 
 @runtime_checkable
 class MeasuredRows(Measured, Protocol):
-    """A draft that reads the rows after `layer`, each by itself."""
+    """A draft that reads the hidden states after `layer`, each by itself."""
 
     layer: int
 
     def add(self, trunk: Tensor, own: Tensor, batch: Rows) -> None:
-        """Rows [N, E] after `layer`, the target's logits [N, V], and what they belong to."""
+        """Hidden states [N, E] after `layer`, the target's logits [N, V], and what they belong to."""
         ...
 
 
 @runtime_checkable
 class MeasuredTexts(Measured, Protocol):
-    """A draft that reads whole texts, and the rows after layers `taps`."""
+    """A draft that reads whole texts, and the hidden states after layers `taps`."""
 
     taps: Sequence[int]
 
@@ -90,7 +90,7 @@ class _OnTrunk:
 
 
 class MeasuredSelfDraft(_OnTrunk):
-    """One that reads each row by itself."""
+    """One that reads each hidden state by itself."""
 
     def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
         super().__init__(target, draft, draft_length)
@@ -101,7 +101,7 @@ class MeasuredSelfDraft(_OnTrunk):
 
 
 class MeasuredAttending(_OnTrunk):
-    """One that looks back at earlier rows."""
+    """One that looks back at earlier hidden states."""
 
     def __init__(self, target: Target, draft: ImitationDraft, draft_length: int) -> None:
         super().__init__(target, draft, draft_length)

@@ -39,7 +39,7 @@ class LayerCount(Counted):
 
     @torch.no_grad()
     def add(self, texts: Texts, features: Callable[[Tensor], Tensor]) -> None:
-        """`features` maps the target's last rows to what its LM head reads."""
+        """`features` maps the target's last hidden states to what its LM head reads."""
         if not len(texts):
             return
         network, learned, given = self._drafter, texts.learned, features(texts.hidden)

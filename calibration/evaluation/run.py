@@ -120,7 +120,7 @@ def _measured(
     machine: Machine | None,
     batch_size: int,
 ) -> dict[str, Acceptance]:
-    """The figures of every draft over the records. The target reads them once for drafts that look at rows, once for those
+    """The figures of every draft over the records. The target reads them once for drafts that look at single hidden states, once for those
     that look at whole texts, and once, each by itself, for its own self without sublayers."""
     by_row = [measured for measured in drafts.values() if isinstance(measured, MeasuredRows)]
     by_text = [measured for measured in drafts.values() if isinstance(measured, MeasuredTexts)]

@@ -1,4 +1,4 @@
-"""Where training rows come from: the target run live, or its rows cached once in flat files.
+"""Where training rows come from: the target run live, or its hidden states cached once in flat files.
 
 The imitation network is stateless and the target frozen, so a row never changes: cached, an epoch costs
 two small matrix products per row instead of a pass of the target. A target that learns is run live.
@@ -118,11 +118,11 @@ def build_cache(
     dtype: str = "float16",
     batch_size: int = 64,
 ) -> Path:
-    """Caches the rows of `records` for draft layers `layers`; an interrupted build continues, a finished one is kept, and one
+    """Caches the hidden states of `records` for draft layers `layers`; an interrupted build continues, a finished one is kept, and one
     that another process makes is waited for.
 
     Args:
-        target: whose rows. records: with tokens or answers.
+        target: whose hidden states. records: with tokens or answers.
         layers: whose outputs to keep, each in a file of its own, so that layers can be added later.
         folder: a subfolder named by the target's fingerprint, the data and the dtype is made in it.
         dtype: `float16` or `float32`. batch_size: records per pass of the target.

@@ -1,6 +1,6 @@
 """EAGLE-3 in training: the layer learns what to say after every step that it will take by itself, from tokens alone.
 
-(Li et al., arXiv 2503.01840, section 3.1: no loss between features; step j reads what step j − 1 gave, sees the target's rows up
+(Li et al., arXiv 2503.01840, section 3.1: no loss between features; step j reads what step j − 1 gave, sees the target's hidden states up
 to its place and its own behind it, and counts 0.8^j. Σ_j 0.8^j of the cross entropy with the target's distribution, over the
 draft's tokens where it has some only; places whose likeliest token is not among these are left out.)
 """

@@ -1,7 +1,7 @@
-"""Losses between a draft and its target, as pure functions of rows.
+"""Losses between a draft and its target, as pure functions of hidden states and logits.
 
-Shapes: N rows, V words, E width, K fused residuals. Logits of any float dtype; softmax in float32.
-p is the target's distribution, q the draft's. Every loss is a mean over rows (a scalar).
+Shapes: N positions, V words, E width, K fused residuals. Logits of any float dtype; softmax in float32.
+p is the target's distribution, q the draft's. Every loss is a mean over positions (a scalar).
 
 Greedy or sampled, a drafted token is accepted with probability Σ min(p, q) = 1 − TV(p, q) (Leviathan et al.,
 arXiv 2211.17192), so `total_variation` is the loss that is the acceptance, and the others are its surrogates.
@@ -48,7 +48,7 @@ def distillation(draft_logits: Tensor, target_logits: Tensor, distance: str) -> 
 
 
 def cosine_distance(hidden_states: Tensor, fused: Tensor) -> Tensor:
-    """1 − cos(row, fused row), both [N, E]."""
+    """1 − cos(hidden state, fused one), both [N, E]."""
     return (1.0 - F.cosine_similarity(hidden_states.float(), fused.float(), dim=-1)).mean()
 
 
@@ -89,7 +89,7 @@ def agreement(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
 
 
 def smooth_l1(features: Tensor, expected: Tensor, beta: float = 1.0) -> Tensor:
-    """Mean over rows and widths of |x|²/(2·beta) below `beta` and |x| − beta/2 above, x = row − wanted, both [N, E]."""
+    """Mean over positions and widths of |x|²/(2·beta) below `beta` and |x| − beta/2 above, x = features − expected, both [N, E]."""
     return F.smooth_l1_loss(features.float(), expected.float(), beta=beta)
 
 

@@ -129,7 +129,7 @@ def heads_labels(network: MedusaHeads, batch: Rows) -> Tensor:
 
 
 def heads_logits(network: MedusaHeads, batch: Rows, target: LearnedTarget) -> Tensor:
-    """Logits [N, heads, proposed] after the target's last rows."""
+    """Logits [N, heads, proposed] after the target's last hidden states."""
     return network(target.features(batch.residuals[:, -1]), target.lm_head.weight)
 
 

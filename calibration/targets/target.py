@@ -1,4 +1,4 @@
-"""The target: what it says, and the rows that a draft learns from."""
+"""The target: what it says, and the hidden states that a draft learns from."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Target:
 
     @property
     def pad_token_id(self) -> int:
-        """What fills short rows."""
+        """What fills short texts."""
         return pad_id(self.family)
 
     def _cut(self, tokens: list[int]) -> tuple[int, ...]:
@@ -186,7 +186,7 @@ class Target:
             layers: whose outputs are wanted. first: also the row that says the first token of an answer.
 
         Returns:
-            rows with the trunk of `layers[0]`, and the trunk rows [N, E] of every asked layer.
+            rows with the trunk of `layers[0]`, and the hidden states [N, E] after every asked layer.
         """
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         numbers = {*layers, *range(max(1, self.num_layers - FUSED + 1), self.num_layers + 1)}
@@ -216,7 +216,7 @@ class Target:
         return batch, trunks
 
     def texts(self, records: Sequence[Record], taps: Sequence[int] = ()) -> Texts:
-        """The records' texts behind their prompts, teacher-forced; also the rows after `taps` layers."""
+        """The records' texts behind their prompts, teacher-forced; also the hidden states after `taps` layers."""
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         image_embeds: list[Tensor] = []
         with layer_outputs(self.layers, {*taps, self.num_layers}, self.lm_head) as kept, ExitStack() as stack:

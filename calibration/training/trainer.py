@@ -46,7 +46,7 @@ class Trainer:
         options: of the loop. target: frozen, unless the objective changes it.
         source, validation: rows to train on and to choose the best draft by.
         data: identity of the data; a resumed run must have the same. out: the folder.
-        device: of the target and of the rows.
+        device: of the target and of what it gives.
     """
 
     def __init__(

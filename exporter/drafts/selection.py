@@ -145,7 +145,7 @@ def set_precisions(selection: DraftSelection, wanted: Sequence[str]) -> None:
 
 
 def _shipped_for(shipped: Sequence[Draft], layer: int | None) -> list[Draft]:
-    """At most one draft of those that come with a model. Without a layer asked for, heads on the last row come first: a
+    """At most one draft of those that come with a model. Without a layer asked for, heads on the last hidden state come first: a
     decoder in one piece, and one small pass per cycle. Among kinds without a layer the order is that of `KINDS`."""
     if layer is not None:
         return [draft for draft in shipped if draft.layer == layer][:1]

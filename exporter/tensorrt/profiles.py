@@ -54,7 +54,7 @@ class Sizes:
 
 
 def _aligned_source(manifest: Manifest) -> int:
-    """Most rows that cross-attention sees: what it keeps of sequences that are decoded together begins at aligned
+    """Most tokens that cross-attention sees: what it keeps of sequences that are decoded together begins at aligned
     addresses, in the narrowest type."""
     limits, decoder = manifest.limits, manifest.decoder
     unit = cache_len_step(ALIGNMENT, decoder.num_heads * decoder.head_dim * ITEM_SIZES["float16"])

@@ -1,4 +1,4 @@
-"""A model of a recipe as its training, its checks and its evaluation see it: rows of pictures in, token ids out."""
+"""A model of a recipe as its training, its checks and its evaluation see it: image embeddings in, token ids out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Captioner(ABC):
     @property
     @abstractmethod
     def layers(self) -> nn.ModuleList:
-        """The decoder's layers; each returns the rows [B, t, width] after it, alone or first in a tuple."""
+        """The decoder's layers; each returns the hidden states [B, t, width] after it, alone or first in a tuple."""
 
     @abstractmethod
     def pixels(self, pictures: np.ndarray) -> Tensor:
@@ -86,10 +86,10 @@ class Captioner(ABC):
 
     @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits of a layer's rows: the final norm and the head."""
+        """Logits of a layer's hidden states: the final norm and the head."""
 
     def reading(self, hidden: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """Of a layer's rows [B, n, width] those [B, t, width] that say the targets: all, where the layers see nothing else."""
+        """Of a layer's hidden states [B, n, width] those [B, t, width] that say the targets: all, where the layers see nothing else."""
         return hidden
 
     @property
@@ -144,7 +144,7 @@ class Captioner(ABC):
     def layer_rows(
         self, image_embeds: Tensor, prompts: Tensor, targets: Tensor, layers: Sequence[int]
     ) -> dict[int, Tensor]:
-        """Teacher-forced rows [B, t, width] after each of `layers` (1 to L) that say the targets, where the model computes;
+        """Teacher-forced hidden states [B, t, width] after each of `layers` (1 to L) that say the targets, where the model computes;
         `head` turns them into logits."""
         outputs: dict[int, Tensor] = {}
 

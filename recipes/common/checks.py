@@ -22,7 +22,7 @@ CHUNK = 64
 
 
 class Checks:
-    """Scenes with their rows and reference texts, and the figures of a model on them.
+    """Scenes with their image embeddings and reference texts, and the figures of a model on them.
 
     Args:
         captioner: encodes the pictures, once, and is asked. seed, indices: which scenes.
@@ -92,7 +92,7 @@ class Checks:
 
 
 def described(captioner: Captioner, image_embeds: Tensor, prompt: list[int]) -> list[list[int]]:
-    """Greedy ids of the answers to one prompt about each of the rows [N, rows, width]."""
+    """Greedy ids of the answers to one prompt about each of `image_embeds` [N, rows, width]."""
     ids: list[list[int]] = []
     for at in range(0, len(image_embeds), CHUNK):
         part = image_embeds[at : at + CHUNK]
@@ -104,7 +104,7 @@ def described(captioner: Captioner, image_embeds: Tensor, prompt: list[int]) -> 
 def nats_of(
     captioner: Captioner, image_embeds: Tensor, prompt: list[int], texts: Sequence[list[int]]
 ) -> float:
-    """-log of the probability that the model gives to texts about the rows [N, rows, width], summed."""
+    """-log of the probability that the model gives to texts about `image_embeds` [N, rows, width], summed."""
     nats = 0.0
     for at in range(0, len(texts), CHUNK):
         ids = padded(texts[at : at + CHUNK])

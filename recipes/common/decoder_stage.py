@@ -1,4 +1,4 @@
-"""The training of a decoder: rows of the frozen image side, texts drawn anew for every step, no deep supervision."""
+"""The training of a decoder: embeddings of the frozen image side, texts drawn anew for every step, no deep supervision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captioners whose decoder reads a picture's rows among its text."""
+"""Captioners whose decoder reads a picture's embeddings among its text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .captioner import Captioner
 
 
 class InsideCaptioner(Captioner):
-    """A decoder `language_model` that reads what stands before a picture, its rows, the prompt and the text."""
+    """A decoder `language_model` that reads what stands before a picture, its embeddings, the prompt and the text."""
 
     @property
     @abstractmethod
     def before(self) -> int:
-        """Places before the prompt: the picture's rows, and what stands before them."""
+        """Places before the prompt: the picture's embeddings, and what stands before them."""
 
     @abstractmethod
     def hidden_of(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class InsideCaptioner(Captioner):
         return self.model.lm_head(self.language.norm(hidden)).cpu()
 
     def places(self, prompts: Tensor, targets: Tensor) -> Tensor:
-        """Where the rows stand that say the targets: [B, t]."""
+        """Where the hidden states stand that say the targets: [B, t]."""
         return self.before - 1 + (prompts >= 0).sum(1, keepdim=True) + torch.arange(targets.shape[1])
 
 

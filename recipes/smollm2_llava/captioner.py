@@ -56,7 +56,7 @@ class SmolLlava(InsideCaptioner):
         return torch.cat([encode(tower, stored(pictures[at : at + CHUNK])).float().cpu() for at in parts])
 
     def loss(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """See `Captioner`; only rows before a target are given to the head."""
+        """See `Captioner`; only hidden states before a target are given to the head."""
         hidden = self.hidden_of(image_embeds, prompts, targets)
         is_target = targets >= 0
         each = torch.arange(len(targets))[:, None] * hidden.shape[1]
@@ -87,7 +87,7 @@ class SmolLlava(InsideCaptioner):
         return self.language(inputs_embeds=seen, use_cache=False).last_hidden_state
 
     def _embedded(self, image_embeds: Tensor, texts: list[list[int]]) -> Tensor:
-        """What the decoder reads: the head of a turn, the picture's rows, the text, filled up behind its end."""
+        """What the decoder reads: the head of a turn, the picture's embeddings, the text, filled up behind its end."""
         width, before = max(map(len, texts)), len(self._head)
         ids = torch.tensor([self._head + text + [self.end] * (width - len(text)) for text in texts])
         words = self.language.embed_tokens(ids.to(self.device, non_blocking=True))
@@ -101,7 +101,7 @@ def stored(pictures: np.ndarray) -> Tensor:
 
 
 def encode(tower: Any, pictures: Tensor) -> Tensor:
-    """The patches' rows [B, 36, width] after the tower's last layer, of uint8 pictures [B, side, side, 3]."""
+    """The patches' hidden states [B, 36, width] after the tower's last layer, of uint8 pictures [B, side, side, 3]."""
     return encode_all(tower, pictures, ())[0]
 
 

@@ -71,7 +71,7 @@ class Blip2T5(Captioner):
         return language.lm_head(language.decoder.final_layer_norm(hidden))
 
     def _encoder_input(self, image_embeds: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings [B, 8 + p, width] and mask of rows and prompts."""
+        """Embeddings [B, 8 + p, width] and mask of pictures and prompts."""
         words = self.model.language_model.shared(prompts.clamp_min(0))
         embeds = torch.cat([self.model.language_projection(image_embeds), words], 1)
         mask = torch.cat([torch.ones(image_embeds.shape[:2], dtype=torch.long), (prompts >= 0).long()], 1)

@@ -41,7 +41,7 @@ class Qwen25VL(InsideCaptioner):
         self.media = PICTURE
 
     def answering(self, media: Media) -> Qwen25VL:
-        """The same model where the rows are those of `media`."""
+        """The same model where the embeddings are those of `media`."""
         other = type(self)(self.model, self.tokenizer)
         other.media = media
         return other
@@ -85,7 +85,7 @@ class Qwen25VL(InsideCaptioner):
         return torch.cat([encode(tower, patches(part).to(self.device)) for part in parts]).float().cpu()
 
     def hidden(self, head: Head, image_embeds: Tensor, batch: Packed, **cache: Any) -> Any:
-        """What the decoder gives for a batch, last rows normed: [B, S, width]. The batch may lie on the CPU."""
+        """What the decoder gives for a batch, normed: [B, S, width]. The batch may lie on the CPU."""
         batch = batch.to(self.device)
         seen = self.language.embed_tokens(batch.ids)
         seen = seen.index_copy(1, head.places.to(self.device), image_embeds.to(self.device, seen.dtype))

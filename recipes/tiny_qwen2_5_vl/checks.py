@@ -25,7 +25,7 @@ GREY = 200  # films with grey frames
 
 
 class ViewChecks:
-    """Films and pairs of some scenes with their rows, and the figures of a model on them.
+    """Films and pairs of some scenes with their embeddings, and the figures of a model on them.
 
     Args:
         captioner: encodes them, once, and is asked. seed, indices: which scenes.

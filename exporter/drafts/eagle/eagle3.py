@@ -1,7 +1,7 @@
-"""The draft kind `eagle3`: EAGLE's layer over rows of three of the target's layers, with a norm and a head of its own
+"""The draft kind `eagle3`: EAGLE's layer over hidden states of three of the target's layers, with a norm and a head of its own
 (EAGLE-3, Li et al., arXiv 2503.01840).
 
-In a bundle it is two graphs: `fusion` joins the rows after three cuts, `eagle3` is the layer, which reads what that gave, or
+In a bundle it is two graphs: `fusion` joins the hidden states after three cuts, `eagle3` is the layer, which reads what that gave, or
 what it gave itself.
 """
 

@@ -6,7 +6,7 @@
 target's V, `d2t` int64 [Vd], what must be added to an id of the draft to give the target's, and `t2d` bool [V]. An
 `embed_tokens.weight [V, E]` is a copy of the target's table, which is read in its place.
 
-Layers whose rows are read stand in `eagle_aux_hidden_state_layer_ids`: the number of layers before the row; without it they are
+Layers whose hidden states are read stand in `eagle_aux_hidden_state_layer_ids`: the number of layers before the hidden state; without it they are
 2, L / 2 and L − 3. ModelOpt writes below `eagle_config` which layers' output it reads, one less.
 """
 
@@ -89,7 +89,7 @@ def read_published(folder: Path) -> Eagle3Network:
 
 
 def _taps(path: Path, settings: dict[str, Any]) -> tuple[int, ...] | None:
-    """Numbers of layers before the rows. ModelOpt counts the layers whose output it reads from 0, in any order."""
+    """Numbers of layers before the hidden states. ModelOpt counts the layers whose output it reads from 0, in any order."""
     other = settings.get("eagle_config")
     own = other.get(TAPS) if isinstance(other, dict) and TAPS not in settings else None
     taps = settings.get(TAPS, own)

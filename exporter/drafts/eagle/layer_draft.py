@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..common.base import Run
 
 RANKS = 10
-"""Proposals after each row: EAGLE-2's k."""
+"""Proposals after each position: EAGLE-2's k."""
 
 Beside = Callable[[np.ndarray], "tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]"]
 """Of places int64 [T]: further inputs of the graph [B, T, …], and the same as arguments of the network."""
@@ -46,7 +46,7 @@ class LayerDraft(TrainedDraft):
     has_layer = False
     role: ClassVar[str]
     marks_drafted: ClassVar[bool] = True
-    """Whether the graph is told which rows the layer gave itself."""
+    """Whether the graph is told which hidden states the layer gave itself."""
     inside: ClassVar[str] = ""
     """Prefix of the layer's tensors among those of `network`."""
 
@@ -61,7 +61,7 @@ class LayerDraft(TrainedDraft):
 
     @property
     def ranks(self) -> int:
-        """Proposals after each row."""
+        """Proposals after each position."""
         return min(RANKS, self.drafter.config.proposed)
 
     @property
@@ -151,7 +151,7 @@ class LayerDraft(TrainedDraft):
         return GraphSpec(self.role, self.role, graph.model())
 
     def features_of(self, graph: Composer, hidden_states: ir.Value, family: Family) -> ir.Value:
-        """Features of `rows`: the target's pass its final norm, those that the layer gave are some already."""
+        """Features of `hidden_states`: the target's pass its final norm, those that the layer gave are some already."""
         with family.language.hooks():
             norm = family.language.final_norm
         return graph.node(
@@ -159,11 +159,11 @@ class LayerDraft(TrainedDraft):
         )
 
     def before_head(self, graph: Composer, hidden_states: ir.Value, name: Callable[[str], str]) -> ir.Value:
-        """What the LM head reads of `rows` [rows, E] that the layer gave; `name` maps its parameters to stored tensors."""
+        """What the LM head reads of `hidden_states` [N, E] that the layer gave; `name` maps its parameters to stored tensors."""
         return hidden_states
 
     def parity_hidden(self, captured: Captured) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None]:
-        """(rows [B, N, E] as the graph takes them, the features that they mean, how far those are from float64)."""
+        """(hidden states [B, N, E] as the graph takes them, the features that they mean, how far those are from float64)."""
         hidden = captured.residuals[max(captured.residuals)]
         features, differs = captured.final(np.arange(hidden.shape[0] * hidden.shape[1], dtype=np.int64))
         return hidden, features.view(hidden.shape), differs.view(hidden.shape)
@@ -231,10 +231,10 @@ def cache_entry(num_kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:
 def traced_layer(
     network: nn.Module,
     drafter: Callable[[Any], EagleNetwork],
-    hidden_states: Sequence[TraceInput],
+    inputs: Sequence[TraceInput],
     enter: Callable[..., torch.Tensor],
 ) -> Template:
-    """The layer `drafter(network)` over what `enter(network, *rows)` makes of its inputs `rows`, with its cache."""
+    """The layer `drafter(network)` over what `enter(network, *inputs)` makes of its `inputs`, with its cache."""
 
     def run(net: Any, *values: Any) -> torch.Tensor:
         *given, positions, mask, kept = values
@@ -248,18 +248,18 @@ def traced_layer(
 
     config, attention = drafter(network).config, drafter(network).layers[0].self_attn
     shape = config.num_kv_heads, config.head_dim
-    return traced_with_cache(network, attention, shape, hidden_states, run, "features_out")
+    return traced_with_cache(network, attention, shape, inputs, run, "features_out")
 
 
 def traced_with_cache(
     network: nn.Module,
     attention: Any,
     cache_shape: tuple[int, int],
-    hidden_states: Sequence[TraceInput],
+    inputs: Sequence[TraceInput],
     function: Callable[..., torch.Tensor],
     output: str,
 ) -> Template:
-    """`function(network, *rows, positions, mask, cache)` as a graph with the inputs `rows` and those of every layer with a
+    """`function(network, *inputs, positions, mask, cache)` as a graph with `inputs` and those of every layer with a
     cache, and the outputs `output` and `updated_*`.
 
     `attention` is the network's module of transformers that attends, with a cache of `cache_shape` (key/value heads,
@@ -279,8 +279,8 @@ def traced_with_cache(
         kept = LayerCache(keys, values_, indices)
         return function(net, *given, positions, mask, kept), kept.keys, kept.values
 
-    inputs = [
-        *hidden_states,
+    all_inputs = [
+        *inputs,
         TraceInput("positions", ("batch", "width"), torch.int64),
         TraceInput("write_indices", ("batch",), torch.int64),
         TraceInput("attn_mask", ("batch", 1, "width", "cache"), torch.bool),
@@ -292,6 +292,6 @@ def traced_with_cache(
         return trace(
             network.eval().requires_grad_(False),
             run,
-            inputs,
+            all_inputs,
             (output, "updated_key_cache.0", "updated_value_cache.0"),
         )

@@ -1,8 +1,8 @@
 """The draft kind `vispec`: EAGLE's layer, which sees a picture as a few tokens and a global feature (ViSpec, arXiv
 2509.15235).
 
-In a bundle it is two graphs. `adaptor` reads a picture's rows once; `vispec` is the graph of an EAGLE layer with what the
-adaptor gave as further rows to choose from: see `docs/reference/graph-interfaces.md`.
+In a bundle it is two graphs. `adaptor` reads a picture's embeddings once; `vispec` is the graph of an EAGLE layer with what the
+adaptor gave as further hidden states to choose from: see `docs/reference/graph-interfaces.md`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _visual(graph: Composer) -> dict[str, Any]:
 
 
 def check_family(family: Family) -> None:
-    """ExportError unless pictures stand among the rows that the decoder of `family` reads."""
+    """ExportError unless pictures stand among the embeddings that the decoder of `family` reads."""
     remedy = "give --draft eagle"
     if family.vision is None:
         raise ExportError(f"--draft vispec: {family.name} reads text only, so there is no picture; {remedy}")

@@ -1,7 +1,7 @@
 """ViSpec's layer (arXiv 2509.15235, sections 3.1 and 3.2, with what the code beside it does): EAGLE's, which reads a
 picture as a few compressed tokens and one global feature.
 
-The adaptor is one cross-attention from learned queries over a picture's rows as they enter the target. What all queries
+The adaptor is one cross-attention from learned queries over a picture's embeddings as they enter the target. What all queries
 but the last give are tokens of the draft: they enter its layer as they are, at the last positions of the picture. What
 the last one gives is mixed into the feature of every text position behind the picture.
 """
@@ -56,7 +56,7 @@ class VispecConfig:
 
 
 class ImageAdaptor(nn.Module):
-    """Learned queries over a picture's rows: no projection of the queries, no norm, no residual, no positions."""
+    """Learned queries over a picture's embeddings: no projection of the queries, no norm, no residual, no positions."""
 
     def __init__(self, width: int, heads: int, queries: int, bias: bool) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class ImageAdaptor(nn.Module):
     def forward(
         self, image_embeds: Tensor, attention: Callable[..., Tensor] = F.scaled_dot_product_attention
     ) -> Tensor:
-        """Rows [n, E] of one picture to [queries, E], the global feature last.
+        """Embeddings [n, E] of one picture to [queries, E], the global feature last.
 
         `attention` takes queries, keys, values [1, heads, .., head_dim], no mask and the scale.
         """

@@ -4,7 +4,7 @@ Its folder (see `files`) describes the network by
 `{"hidden_size": 128, "num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": true}`, and
 `"attention_heads": 4` where it has attention.
 In a bundle it is the graph `imitation.n`: `hidden` [batch, width, E] after layer n → `hidden_out`, which enters `head`. With
-attention it also reads and writes keys and values of its own, one row for every position of the text.
+attention it also reads and writes keys and values of its own, one entry for every position of the text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ImitationDraft(TrainedDraft, SelfDraft):
 
     @property
     def attends(self) -> bool:
-        """Whether its rows depend on those of earlier positions."""
+        """Whether its hidden states depend on those of earlier positions."""
         return self.network.config.attention_heads > 0
 
     def entry(self, weights_dtype: str) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class ImitationDraft(TrainedDraft, SelfDraft):
     def _attending_parity(
         self, run: Run, hidden: np.ndarray
     ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        """Half of the exit rows [B, T, E] in one pass, the others behind them."""
+        """Half of the exit hidden states [B, T, E] in one pass, the others behind them."""
         from ...common.float64 import with_error
 
         config, (batch, count, width) = self.network.config, hidden.shape

@@ -1,4 +1,4 @@
-"""The draft kind `medusa`: heads on the target's last row (Cai et al., arXiv 2401.10774; on ViT-GPT2 captioning too).
+"""The draft kind `medusa`: heads on the target's last hidden state (Cai et al., arXiv 2401.10774; on ViT-GPT2 captioning too).
 
 In a bundle it is the graph `medusa`: `hidden` [batch, width, E] before the final norm and `row_index` [rows] → the best
 `token_ids` and their `log_probabilities`, both [rows, heads, ranks]. The heads read the target's own norm, and with

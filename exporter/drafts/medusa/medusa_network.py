@@ -67,7 +67,7 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """Head k reads what the LM head reads (rows after the final norm and scale) and says the token k further on.
+    """Head k reads what the LM head reads (hidden states after the final norm and scale) and says the token k further on.
 
     Each head is `layers` residual blocks, and a projection: of its `own` (a copy of the LM head at the start), the
     target's LM head (`shared`), or of its own over the `trimmed` most frequent tokens, whose ids are in `d2t`. Tensors
@@ -107,7 +107,7 @@ class MedusaHeads(nn.Module):
         return nn.Sequential(*list(self.sequences[k])[: self.config.layers])
 
     def forward(self, hidden_states: Tensor, lm_head: Tensor | None = None) -> Tensor:
-        """Logits [.., heads, proposed] of rows [.., E]; `lm_head` [V, E] where the heads share it."""
+        """Logits [.., heads, proposed] of hidden states [.., E]; `lm_head` [V, E] where the heads share it."""
         logits = []
         for k, head in enumerate(self.sequences):
             if self.config.head == "shared":
