@@ -44,7 +44,7 @@ class Arm:
 
     def __init__(self, process: subprocess.Popen[str], options: dict[str, Any]) -> None:
         self._process, self._options = process, options
-        self.found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
+        self.values: dict[str, list[float]] = {measure: [] for measure in MEASURES}
         self.tokens: list[int] = []
 
     def run(self) -> None:
@@ -55,18 +55,18 @@ class Arm:
         line = self._process.stdout.readline()
         if not line:
             sys.exit(f"a version ended with status {self._process.wait()}; its error is above")
-        found = json.loads(line)
-        self.tokens = found["tokens"]
+        report = json.loads(line)
+        self.tokens = report["tokens"]
         for measure in MEASURES:
-            self.found[measure].append(found[measure])
+            self.values[measure].append(report[measure])
 
     def forget(self) -> None:
         """The runs so far were to warm up."""
-        for values in self.found.values():
+        for values in self.values.values():
             values.clear()
 
     def median(self, measure: str) -> float:
-        return statistics.median(self.found[measure])
+        return statistics.median(self.values[measure])
 
 
 def start(python: str, bundle: str, request: dict[str, Any]) -> subprocess.Popen[str]:
@@ -77,7 +77,7 @@ def start(python: str, bundle: str, request: dict[str, Any]) -> subprocess.Popen
 
 def ratio(one: Arm, other: Arm, measure: str) -> dict[str, float | None]:
     """Median ratio of paired repeats, and a bootstrapped 95 % interval of it."""
-    return with_interval([a / b for a, b in zip(one.found[measure], other.found[measure], strict=True)])
+    return with_interval([a / b for a, b in zip(one.values[measure], other.values[measure], strict=True)])
 
 
 def main() -> None:
@@ -129,8 +129,8 @@ def main() -> None:
             for way in ways
         },
     }
-    for way, found in result["this_over_other"].items():
-        for measure, values in found.items():
+    for way, ratios in result["this_over_other"].items():
+        for measure, values in ratios.items():
             print(f"{way}, {measure}: {shown(values)}")
     print(json.dumps({"machine": describe(), **result}, indent=1))
     if options.save:

@@ -90,9 +90,9 @@ def watched(line: list[str], output: Path = Path(os.devnull)) -> dict[str, float
         except OSError:
             break
         for name in ("VmHWM", "RssAnon", "RssFile"):
-            found = re.search(rf"{name}:\s+(\d+)", status)
-            if found:
-                peak[name] = max(peak.get(name, 0.0), int(found[1]) * 1024 / 1e6)
+            match = re.search(rf"{name}:\s+(\d+)", status)
+            if match:
+                peak[name] = max(peak.get(name, 0.0), int(match[1]) * 1024 / 1e6)
         time.sleep(0.02)
     if process.wait():
         raise SystemExit(f"{' '.join(line)} failed with status {process.returncode}")

@@ -60,19 +60,19 @@ STEADY = (0.97, 1.03)
 Requests = Sequence[Mapping[str, Any]]
 Ways = Mapping[str, Mapping[str, Any]]
 """Options of `Session.generate` by name."""
-Found = dict[str, list[Turn]]
+TurnsByWay = dict[str, list[Turn]]
 
 
 def every_way(manifest: Manifest, contenders: Iterable[Arm]) -> Ways:
     """Plain decoding, every draft at fixed lengths and trees, and what calibrate may choose."""
-    found = [Arm(), *contenders]
+    arms = [Arm(), *contenders]
     for draft in manifest.drafts:
         for budget in budgets(draft, manifest.widest_tree - 1):
-            found.append(Arm(draft.name, budget))
+            arms.append(Arm(draft.name, budget))
             if budget.nodes == budget.depth:
                 shorter = (Budget.chain(length) for length in LENGTHS if length < budget.depth)
-                found += [Arm(draft.name, each) for each in shorter]
-    return {named(arm.draft, arm.budget): arm.options for arm in found}
+                arms += [Arm(draft.name, each) for each in shorter]
+    return {named(arm.draft, arm.budget): arm.options for arm in arms}
 
 
 def named(draft: str | None, budget: Budget | None) -> str:
@@ -149,22 +149,24 @@ def main() -> None:
                 known, there = (
                     observe(session, requests, options.max_new_tokens) for requests in (seen, unseen)
                 )
-                found = counted(default_costs(session.bundle.manifest), known, there)
+                outcome = counted(default_costs(session.bundle.manifest), known, there)
             print(
-                f"chosen {found['chosen']}: {found['speedup']:.3f} x on the others ({found['predicted']:.3f} x predicted)"
+                f"chosen {outcome['chosen']}: {outcome['speedup']:.3f} x on the others ({outcome['predicted']:.3f} x predicted)"
             )
-            print(f"best there: {found['best']}, {found['best_speedup']:.3f} x; {verdict(found['of_best'])}")
-            print(save(f"calibration-{name}-counted", {**about, **found}))
+            print(
+                f"best there: {outcome['best']}, {outcome['best_speedup']:.3f} x; {verdict(outcome['of_best'])}"
+            )
+            print(save(f"calibration-{name}-counted", {**about, **outcome}))
             return
         begin = time.perf_counter()
         with Session.load(path) as session:
-            calibration, found, speeds, others = in_blocks(
+            calibration, turns, speeds, others = in_blocks(
                 session, seen, unseen, options.data, options.blocks, options.max_new_tokens
             )
             report = calibration.report()
         choice = StoredChoice.parse(report["costs"]["choice"], "choice")
         looked = next((arm for arm in calibration.contenders if _is(arm, choice)), Arm())
-        result = compare(choice, looked.halves[1] if looked.turns else [], found, options.of_prediction)
+        result = compare(choice, looked.halves[1] if looked.turns else [], turns, options.of_prediction)
         store_costs(path, [report["costs"]], report["acceptance"], anew=True)
         later = {"session": {}, result["chosen"]: Arm(choice.draft, choice.budget).options}
         with Session.load(path) as session:
@@ -181,7 +183,7 @@ def main() -> None:
 
 def in_blocks(
     session: Session, seen: Requests, unseen: Requests, data: str, blocks: int, max_new_tokens: int
-) -> tuple[Calibration, Found, list[dict[str, float]], dict[str, float]]:
+) -> tuple[Calibration, TurnsByWay, list[dict[str, float]], dict[str, float]]:
     """(the calibration of the seen requests, turns of the unseen ones by way, plain tokens per second of both in every
     block, speed-ups of what the first requests ruled out)."""
     calibration = Calibration(session, data, max_new_tokens=max_new_tokens)
@@ -189,7 +191,7 @@ def in_blocks(
     contenders = calibration.contenders
     ways = every_way(session.bundle.manifest, contenders)
     kept = {named(arm.draft, arm.budget) for arm in contenders}
-    found: Found = {name: [] for name in ways}
+    turns_by_way: TurnsByWay = {name: [] for name in ways}
     speeds: list[dict[str, float]] = []
     others: dict[str, float] = {}
     first = 0
@@ -200,16 +202,18 @@ def in_blocks(
         taken: list[Turn] = []
         for some in (rest[:FIRST], rest[FIRST:]) if not first else (rest,):
             for name, turns in measure(session, ways, some, max_new_tokens, first).items():
-                found[name] += turns
+                turns_by_way[name] += turns
                 taken += turns
             if not first:
-                close = close_to_best(found, kept)
-                others = {name: round(speedup(found.pop(name)), 3) for name in ways if name not in close}
+                close = close_to_best(turns_by_way, kept)
+                others = {
+                    name: round(speedup(turns_by_way.pop(name)), 3) for name in ways if name not in close
+                }
                 ways = {name: how for name, how in ways.items() if name in close}
             first += len(some)
         speeds.append({"look": plain_speed(looked), "measured": plain_speed(taken)})
         print(f"{first} of {len(unseen)} requests, {len(ways)} ways", file=sys.stderr)
-    return calibration, found, speeds, others
+    return calibration, turns_by_way, speeds, others
 
 
 def _is(arm: Arm, choice: StoredChoice) -> bool:
@@ -248,20 +252,23 @@ def verdict(of_best: float) -> str:
     return f"{100 * of_best:.1f} % of it, {'within' if of_best >= NEAR else 'not within'} {100 * (1 - NEAR):.0f} %"
 
 
-def close_to_best(found: Mapping[str, Sequence[Turn]], kept: set[str]) -> set[str]:
+def close_to_best(turns_by_way: Mapping[str, Sequence[Turn]], kept: set[str]) -> set[str]:
     """Plain decoding, what is `kept`, and all that the first requests do not rule out."""
-    speedups = {name: speedup(turns) for name, turns in found.items()}
+    speedups = {name: speedup(turns) for name, turns in turns_by_way.items()}
     least = CLOSE * max(speedups.values())
     return {"plain"} | kept | {name for name, value in speedups.items() if value >= least}
 
 
 def compare(
-    choice: StoredChoice, looked: Sequence[Turn], found: Mapping[str, Sequence[Turn]], of_prediction: float
+    choice: StoredChoice,
+    looked: Sequence[Turn],
+    turns_by_way: Mapping[str, Sequence[Turn]],
+    of_prediction: float,
 ) -> dict[str, Any]:
     """The choice against its prediction and against the best of all ways. `looked`: the turns that the prediction was made
     of, none where plain decoding was chosen."""
     chosen = named(choice.draft, choice.budget)
-    arms = {name: Arm(turns=list(turns)) for name, turns in found.items()}
+    arms = {name: Arm(turns=list(turns)) for name, turns in turns_by_way.items()}
     speedups = {name: speedup(arm.turns) for name, arm in arms.items()}
     best = max(arms, key=lambda name: speedup(arms[name].halves[0]))
     of_best = speedup(arms[chosen].halves[1]) / speedup(arms[best].halves[1])
@@ -306,13 +313,13 @@ def rounded(between: Sequence[float] | None) -> list[float] | None:
 
 def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[AcceptanceCounts]:
     """What every draft accepts under every budget that `tune` tries."""
-    found = []
+    counts = []
     for draft in session.bundle.manifest.drafts:
         for budget in budgets(draft, session.bundle.manifest.widest_tree - 1):
             arm = Arm(draft.name, budget)
             arm.decoded += [decode(session, r, arm.options, max_new_tokens, 1).stats for r in requests]
-            found.append(arm.observed)
-    return found
+            counts.append(arm.observed)
+    return counts
 
 
 def counted(table: CostTable, seen: list[AcceptanceCounts], unseen: list[AcceptanceCounts]) -> dict[str, Any]:
@@ -334,10 +341,12 @@ def counted(table: CostTable, seen: list[AcceptanceCounts], unseen: list[Accepta
     }
 
 
-def measure(session: Session, ways: Ways, requests: Requests, max_new_tokens: int, first: int = 0) -> Found:
+def measure(
+    session: Session, ways: Ways, requests: Requests, max_new_tokens: int, first: int = 0
+) -> TurnsByWay:
     """Every request in all ways, each beside plain decoding. `first`: the number of the first request."""
     shuffle, order = random.Random(first), list(ways)
-    found: Found = {name: [] for name in ways}
+    turns_by_way: TurnsByWay = {name: [] for name in ways}
     for number, request in enumerate(requests, first):
         for name in shuffle.sample(order, len(order)):
             plain, other = (
@@ -346,8 +355,8 @@ def measure(session: Session, ways: Ways, requests: Requests, max_new_tokens: in
             if list(other.tokens) != list(plain.tokens):
                 raise SystemExit(f"{name}: the output differs from that of plain decoding")
             if plain.stats.cycles:
-                found[name].append(Turn(number, plain.stats, other.stats))
-    return found
+                turns_by_way[name].append(Turn(number, plain.stats, other.stats))
+    return turns_by_way
 
 
 if __name__ == "__main__":

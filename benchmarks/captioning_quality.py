@@ -134,11 +134,13 @@ def of_rates(run: Run, folder: Path, scenes: int) -> dict[str, Any]:
     its own target's captions, counted in one pass over them, and that target's perplexity over the floor."""
     model, trained = model_of(run, folder), str(folder / "trained" / run.name)
     records = load_records(f"scenes-captions:validation:{scenes}:offset={UNSEEN}")
-    (found,) = evaluate_drafts(load_target(model, "cpu"), records, [trained], run.heads, LONGEST).values()
+    (acceptance,) = evaluate_drafts(
+        load_target(model, "cpu"), records, [trained], run.heads, LONGEST
+    ).values()
     return {
         **run.described(),
-        "alpha": round(found.alpha, 4),
-        "tau": round(found.tau, 3),
-        "tokens": found.tokens,
+        "alpha": round(acceptance.alpha, 4),
+        "tau": round(acceptance.tau, 3),
+        "tokens": acceptance.tokens,
         "perplexity_over_floor": over_floor(model, scenes),
     }

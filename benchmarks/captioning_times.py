@@ -54,16 +54,16 @@ def times(
                 requests = [request | how for request in asked]
                 arms[name, "decode", drafted] = partial(decode_rate, session, requests[:scenes])
                 arms[name, "samples", drafted] = partial(sample_rate, session, requests[:samples])
-        found = interleaved(arms, rounds)
+        values = interleaved(arms, rounds)
         bounds = {name: bound(opened[name], heads, asked[:scenes]) for name, (_, heads) in bundles.items()}
     return {
         name: {
-            "decode": ratios(found[name, "decode", True], found[name, "decode", False]),
+            "decode": ratios(values[name, "decode", True], values[name, "decode", False]),
             "bound": bounds[name],
-            "samples": ratios(found[name, "samples", True], found[name, "samples", False]),
+            "samples": ratios(values[name, "samples", True], values[name, "samples", False]),
             "samples_per_second": {
-                "plain": round(statistics.median(found[name, "samples", False]), 3),
-                "heads": round(statistics.median(found[name, "samples", True]), 3),
+                "plain": round(statistics.median(values[name, "samples", False]), 3),
+                "heads": round(statistics.median(values[name, "samples", True]), 3),
             },
         }
         for name in bundles
@@ -86,14 +86,14 @@ def sample_rate(session: Session, requests: list[dict[str, Any]]) -> float:
 def interleaved(arms: Mapping[Any, Measure], rounds: int) -> dict[Any, list[float]]:
     """What every arm measured in every round, each round in another order; a round before these warms up."""
     shuffle, order = random.Random(0), list(arms)
-    found: dict[Any, list[float]] = {name: [] for name in arms}
+    values: dict[Any, list[float]] = {name: [] for name in arms}
     for turn in range(rounds + 1):
         shuffle.shuffle(order)
         for name in order:
             value = arms[name]()
             if turn:
-                found[name].append(value)
-    return found
+                values[name].append(value)
+    return values
 
 
 def ratios(above: list[float], below: list[float]) -> dict[str, float]:

@@ -36,7 +36,7 @@ def main() -> None:
     second = create(draft, session.decoder)._second  # type: ignore[attr-defined]
     pictures = [render(sample_scene(0, HELDOUT[number])) for number in range(options.requests)]
     plain = [session.generate(image=picture, max_new_tokens=64, draft="none").tokens for picture in pictures]
-    found: dict[str, dict[str, float]] = {}
+    by_arm: dict[str, dict[str, float]] = {}
     for arm, shortest in ((options.draft, 0), ("prompt-lookup", 0), *((name, n) for n in (1, 2, 3))):
         if shortest:
             first = PromptLookup(draft, session.decoder, shortest=shortest)
@@ -50,13 +50,13 @@ def main() -> None:
             assert result.tokens == wanted, label
             cycles += result.stats.cycles
             accepted += result.stats.accepted
-        found[label] = {"tau": accepted / cycles + 1, "cycles": cycles}
-        print(f"{label}: tau {found[label]['tau']:.2f} over {cycles} cycles", flush=True)
+        by_arm[label] = {"tau": accepted / cycles + 1, "cycles": cycles}
+        print(f"{label}: tau {by_arm[label]['tau']:.2f} over {cycles} cycles", flush=True)
     if options.save:
         print(
             save(
                 "combination",
-                {"model": manifest.model.source, "draft_length": options.draft_length, "found": found},
+                {"model": manifest.model.source, "draft_length": options.draft_length, "found": by_arm},
             )
         )
 

@@ -78,8 +78,8 @@ class NoDevice(Engine):
     alignment = 256
 
     def interface(self, graph: str) -> GraphInfo:
-        found = super().interface(graph)
-        return answers(found) if found.role in ("head", *CHANGING) else found
+        info = super().interface(graph)
+        return answers(info) if info.role in ("head", *CHANGING) else info
 
     def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
         memory = np.zeros(nbytes + self.alignment, np.uint8)
@@ -96,9 +96,9 @@ class NoDevice(Engine):
         return Nothing()
 
     def program(self, calls: Sequence[Call], upload: View, download: View) -> Program:
-        found = Nothing()
-        found.upload, found.download = self._bytes(upload), self._bytes(download)
-        return found
+        program = Nothing()
+        program.upload, program.download = self._bytes(upload), self._bytes(download)
+        return program
 
     def write(self, view: View, array: np.ndarray) -> None:
         self._bytes(view)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -174,8 +174,8 @@ class BareDevice(DeviceEngine):
     static_cache = True
 
     def interface(self, graph: str) -> GraphInfo:
-        found = super().interface(graph)
-        return answers(found) if found.role in ("head", *CHANGING) else found
+        info = super().interface(graph)
+        return answers(info) if info.role in ("head", *CHANGING) else info
 
     def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
         said_to_be_finite(outputs)
@@ -186,13 +186,13 @@ class Idle:
     """An ONNX Runtime session whose runs do nothing."""
 
     def __init__(self, path: Path) -> None:
-        found = ort.InferenceSession(
+        session = ort.InferenceSession(
             str(path), session_options(pooled=False), providers=["CPUExecutionProvider"]
         )
         self.get_inputs, self.get_outputs, self.io_binding = (
-            found.get_inputs,
-            found.get_outputs,
-            found.io_binding,
+            session.get_inputs,
+            session.get_outputs,
+            session.io_binding,
         )
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
@@ -224,13 +224,13 @@ def engines(bundle: Bundle) -> dict[str, Engine]:
 
 def chains(manifest: Manifest) -> list[tuple[str, int]]:
     """Drafts and lengths of chains, plain decoding first. Of drafts on the trunk one stands for all."""
-    found = [("none", 0)]
+    drafts = [("none", 0)]
     trunk = [draft for draft in manifest.drafts if draft.layer and draft.kind in ("imitation", "early-exit")]
     own = [draft for draft in manifest.drafts if draft.options.offers_trees]
     for draft in (*trunk[:1], *own):
         most = draft.options.most_tokens or max(LENGTHS)
-        found += [(draft.name, length) for length in LENGTHS if length <= most]
-    return found
+        drafts += [(draft.name, length) for length in LENGTHS if length <= most]
+    return drafts
 
 
 def main() -> None:

@@ -69,12 +69,12 @@ else:
     draft._create_mask_fn = create_float_mask
     verifier = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     draft.embed_tokens.load_state_dict(verifier.get_input_embeddings().state_dict())
-    found = []
-    draft.lm_head.register_forward_hook(lambda module, rows, out: found.append(out))
+    outputs = []
+    draft.lm_head.register_forward_hook(lambda module, hidden_states, output: outputs.append(output))
     with torch.no_grad():
-        for text, rows in zip(ids, features):
-            draft(rows[None], text[None], torch.zeros(1, len(text), dtype=torch.long), ttt_steps=1)
-    logits = torch.cat(found)
+        for text, feature in zip(ids, features):
+            draft(feature[None], text[None], torch.zeros(1, len(text), dtype=torch.long), ttt_steps=1)
+    logits = torch.cat(outputs)
 wanted = torch.from_numpy(given["logits"])
 assert logits.shape == wanted.shape, (logits.shape, wanted.shape)
 print(json.dumps({
@@ -117,19 +117,19 @@ def main() -> None:
         )
     if done.returncode:
         sys.exit(done.stderr)
-    found = json.loads(done.stdout.splitlines()[-1])
-    print(json.dumps({"notices": written["notices"], **found}, indent=1))
+    comparison = json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps({"notices": written["notices"], **comparison}, indent=1))
     if options.save:
         print(
             save(
                 f"export-{options.kind}",
-                {"parameters": written["parameters"], **found},
+                {"parameters": written["parameters"], **comparison},
                 "torch",
                 "transformers",
             )
         )
-    if not found["largest_difference"] <= LIMIT:
-        sys.exit(f"the logits differ by {found['largest_difference']:.2g}, more than {LIMIT:g}")
+    if not comparison["largest_difference"] <= LIMIT:
+        sys.exit(f"the logits differ by {comparison['largest_difference']:.2g}, more than {LIMIT:g}")
 
 
 def environment(version: str, transformers: str) -> Path:
@@ -199,10 +199,10 @@ def reference(model: Path, draft: Path, values: Path) -> None:
         following = ids[:, 1:].contiguous()
         mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
         given = loaded.network.fc(features) if loaded.kind == "eagle3" else features
-        rows, _ = loaded.network(
+        draft_features, _ = loaded.network(
             target.get_input_embeddings()(following), given, torch.arange(count)[None], mask
         )
-        logits = loaded.network.logits(rows, target.lm_head.weight)
+        logits = loaded.network.logits(draft_features, target.lm_head.weight)
     np.savez(values, ids=following.numpy(), features=features.numpy(), logits=logits.numpy())
 
 

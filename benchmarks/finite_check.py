@@ -34,30 +34,29 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def checked(
-    rows: Sequence[np.ndarray],
+    logits: Sequence[np.ndarray],
 ) -> tuple[Callable[[int], int], Callable[[int], int], Callable[[int], None]]:
-    """`best` as the runtime has it, the same without its check, and `check`, over host rows [V]."""
+    """`best` as the runtime has it, the same without its check, and `check`, over logits [V] in host memory."""
     from vlmexport.runtime.decoder.logits import TargetLogits
 
     made = TargetLogits.__new__(TargetLogits)
-    made._logits_by_row, made._small = list(rows), {}
+    made._logits_by_row, made._small = list(logits), {}
 
     def unchecked(self: Any, row: int) -> int:
         """`TargetLogits.best` up to the check."""
-        rows = self._rows
-        if rows is None:
+        logits = self._logits_by_row
+        if logits is None:
             raise AssertionError
-        values = rows[row]
-        return values.argmax().item()
+        return logits[row].argmax().item()
 
     return made.best, unchecked.__get__(made), made.check
 
 
-def seconds(function: Callable[[int], object], rows: int, count: int) -> float:
+def seconds(function: Callable[[int], object], num_logits: int, count: int) -> float:
     """Of one call."""
     begin = thread_time()
     for at in range(count):
-        function(at % rows)
+        function(at % num_logits)
     return (thread_time() - begin) / count
 
 
@@ -65,12 +64,12 @@ def counts(session: Any, request: dict[str, Any]) -> tuple[Counter[str], int]:
     """How often one request asks for `best` and `check`, after its first token; and its cycles."""
     from vlmexport.runtime.decoder.logits import TargetLogits
 
-    found: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     before = {name: getattr(TargetLogits, name) for name in ("best", "check")}
 
     def counting(name: str) -> Callable[..., Any]:
         def counted(self: Any, row: int) -> Any:
-            found[name] += 1
+            calls[name] += 1
             return before[name](self, row)
 
         return counted
@@ -82,7 +81,7 @@ def counts(session: Any, request: dict[str, Any]) -> tuple[Counter[str], int]:
     finally:
         for name, function in before.items():
             setattr(TargetLogits, name, function)
-    return found, cycles
+    return calls, cycles
 
 
 def measure(session: Any, request: dict[str, Any], rounds: int, calls: int) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def measure(session: Any, request: dict[str, Any], rounds: int, calls: int) -> d
     vocabulary = session.bundle.manifest.text.vocab_size
     logits = list(np.random.default_rng(0).standard_normal((6, vocabulary), np.float32))
     best, unchecked, check = checked(logits)
-    found, cycles = counts(session, request)
+    calls_by_check, cycles = counts(session, request)
     shares, cycle_us, check_us = [], [], []
     for _ in range(rounds):
         taken = []
@@ -103,7 +102,9 @@ def measure(session: Any, request: dict[str, Any], rounds: int, calls: int) -> d
         one = seconds(best, len(logits), calls)
         without = seconds(unchecked, len(logits), 2 * calls)
         one = (one + seconds(best, len(logits), calls)) / 2
-        spent = found["best"] * (one - without) + found["check"] * seconds(check, len(logits), calls)
+        spent = calls_by_check["best"] * (one - without) + calls_by_check["check"] * seconds(
+            check, len(logits), calls
+        )
         shares.append(spent / cycles / cycle)
         cycle_us.append(1e6 * cycle)
         check_us.append(1e6 * spent / cycles)
@@ -111,7 +112,7 @@ def measure(session: Any, request: dict[str, Any], rounds: int, calls: int) -> d
         "share": with_interval(shares),
         "cycle_us": with_interval(cycle_us),
         "checks_us_per_cycle": with_interval(check_us),
-        "checks_per_cycle": (found["best"] + found["check"]) / cycles,
+        "checks_per_cycle": (calls_by_check["best"] + calls_by_check["check"]) / cycles,
         "cycles": cycles,
         "rounds": rounds,
     }
@@ -134,17 +135,19 @@ def main() -> None:
         request: dict[str, Any] = {"max_new_tokens": 64, "ignore_eos": True}
         if image is not None:
             request["image"] = synthetic_image(image.height or 224, image.width or 224)
-        found = {}
+        by_way = {}
         for way, options in WAYS.items():
-            found[way] = measure(session, request | options, arguments.rounds, arguments.calls)
-            share = found[way]["share"]
+            by_way[way] = measure(session, request | options, arguments.rounds, arguments.calls)
+            share = by_way[way]["share"]
             print(
-                f"{way:<22} {found[way]['checks_us_per_cycle']['median']:6.2f} µs of {found[way]['cycle_us']['median']:8.0f} µs "
+                f"{way:<22} {by_way[way]['checks_us_per_cycle']['median']:6.2f} µs of {by_way[way]['cycle_us']['median']:8.0f} µs "
                 f"a cycle: {shown(share, '.3%')}"
             )
-    print(json.dumps(found, indent=1))
+    print(json.dumps(by_way, indent=1))
     if arguments.save:
-        path = save(f"finite-check-{arguments.save}", {"script": "benchmarks/finite_check.py", "ways": found})
+        path = save(
+            f"finite-check-{arguments.save}", {"script": "benchmarks/finite_check.py", "ways": by_way}
+        )
         print(f"written to {path}")
 
 

@@ -60,9 +60,9 @@ def serve(name: str, options: argparse.Namespace) -> None:
     for line in sys.stdin:
         asked = records[: json.loads(line)]
         begin, cpu = time.perf_counter(), cpu_seconds()
-        found: dict[int, Any] = dict(answers.answer(asked, limits))
+        by_request: dict[int, Any] = dict(answers.answer(asked, limits))
         spent = time.perf_counter() - begin, cpu_seconds() - cpu
-        print(json.dumps([*spent, [found[i][0] for i in range(len(asked))]]), flush=True)
+        print(json.dumps([*spent, [by_request[i][0] for i in range(len(asked))]]), flush=True)
 
 
 class Worker:

@@ -116,10 +116,10 @@ def timed_passes(session: Session, budget: float) -> CostTable:
     """T(q) and the drafts' passes on the session's engine, by the code of `vlmexport profile`."""
     engine = session.decoder.engine
     bundle = session.bundle
-    found = list_points(bundle, verify_widths(bundle))
+    passes = list_points(bundle, verify_widths(bundle))
     if engine.host_memory:  # masks and embedding rows are the host's there
-        found = [point for point in found if point.graph not in ("embed", "mask", *CHANGING)]
-    timings = time_here(session, found, bundle.manifest.limits.max_length // 2, budget)
+        passes = [point for point in passes if point.graph not in ("embed", "mask", *CHANGING)]
+    timings = time_here(session, passes, bundle.manifest.limits.max_length // 2, budget)
     return table_of(bundle.manifest, timings, embed=not engine.host_memory)
 
 
@@ -189,22 +189,22 @@ def measure(
     }  # fmt: skip
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(report: dict[str, Any]) -> list[str]:
     """A measurement for people."""
-    passes = ", ".join(f"{width}: {ms:.2f}" for width, ms in found["passes_ms"].items())
+    passes = ", ".join(f"{width}: {ms:.2f}" for width, ms in report["passes_ms"].items())
     said = [
-        f"{found['machine']}, {found['engine']}, {found['model']}, {found['tokens']} tokens",
+        f"{report['machine']}, {report['engine']}, {report['model']}, {report['tokens']} tokens",
         f"T(q), ms: {passes}",
     ]
-    for row in found["arms"]:
+    for row in report["arms"]:
         name = row["draft"] if row["acceptance"] is None else f"{row['draft']} at {row['acceptance']:.3g}"
         more = [f"{what} {row[what]:.2f}" for what in ("predicted", "bound") if row.get(what) is not None]
         said.append(
             f"{name:28} {row['tokens_per_second']:8.1f} tokens/s {row['speedup']:6.2f} ×  {', '.join(more)}".rstrip()
         )
-    if found["plain_of_bandwidth"] is not None:
+    if report["plain_of_bandwidth"] is not None:
         said.append(
-            f"plain: {found['plain_of_bandwidth']:.0%} of what {found['bandwidth_gb_s']:g} GB/s allow"
+            f"plain: {report['plain_of_bandwidth']:.0%} of what {report['bandwidth_gb_s']:g} GB/s allow"
         )
     return said
 
@@ -246,7 +246,7 @@ class Half:
     """The steps that were done, and the time that is left for others."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        self.asked, self.found = asked, []
+        self.asked, self.steps = asked, []
         self._end = time.monotonic() + 60 * asked.minutes
         self.facts: dict[str, Any] = {}
         self.bandwidth: float | None = None
@@ -272,12 +272,12 @@ class Half:
             row["traceback"] = traceback.format_exc().splitlines()[-TRACEBACK:]
             print(f"{name}: not done:", *row["traceback"], sep="\n", flush=True)
         row["seconds"] = round(time.monotonic() - begin, 1)
-        self.found.append(row)
+        self.steps.append(row)
         self.write()
 
     def write(self) -> None:
         """What was found so far, where `--save` and `--output` say."""
-        result = {"script": "benchmarks/gpu.py", **self.facts, "steps": self.found}
+        result = {"script": "benchmarks/gpu.py", **self.facts, "steps": self.steps}
         if self.asked.output is not None:
             write(self.asked.output, result, *PACKAGES)
         if self.asked.save:
@@ -301,12 +301,12 @@ class Half:
             wide = asked.rehearse and manifest.compute_dtype == "float32"
             precision = "fp32" if wide else "auto"
             vlmexport("compile", bundle, "--backend", "tensorrt", "--plan-precision", precision)
-        found = measure(
+        report = measure(
             bundle, device, asked.tokens, asked.repeats, length=asked.draft_length, bandwidth=self.bandwidth,
             budget=asked.budget, **forced,
         )  # fmt: skip
-        print("\n".join(lines(found)), flush=True)
-        return found
+        print("\n".join(lines(report)), flush=True)
+        return report
 
     def lossless(self) -> dict[str, Any]:
         """The tests that need a GPU, fp32 without TF32 and fp16."""
@@ -411,7 +411,7 @@ def main() -> None:
             half.bundle(model, lambda folder: bundled(model, folder), devices, **forced)
     print(
         json.dumps(
-            [{key: row.get(key) for key in ("step", "not_done", "seconds")} for row in half.found], indent=1
+            [{key: row.get(key) for key in ("step", "not_done", "seconds")} for row in half.steps], indent=1
         )
     )
 

@@ -110,14 +110,14 @@ def measure(bundle: Path, tokens: int, bandwidth: float | None) -> dict[str, Any
     }
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(report: Mapping[str, Any]) -> str:
     """The longest kernels, for people."""
-    floor = found["bandwidth_floor_us"]
+    floor = report["bandwidth_floor_us"]
     lines = [
-        f"{found['model']}, {found['precision']}: {found['wall_us']:.0f} us a token, kernels {found['busy_us']:.0f} us in "
-        f"{found['launches']:.0f} launches" + ("" if floor is None else f", bandwidth {floor:.0f} us")
+        f"{report['model']}, {report['precision']}: {report['wall_us']:.0f} us a token, kernels {report['busy_us']:.0f} us in "
+        f"{report['launches']:.0f} launches" + ("" if floor is None else f", bandwidth {floor:.0f} us")
     ]
-    for row in found["kernels"][:SHOWN]:
+    for row in report["kernels"][:SHOWN]:
         lines.append(f"{row['us']:9.1f} us {row['launches']:7.1f} x  {row['kernel'][:140]}")
     return "\n".join(lines)
 
@@ -132,10 +132,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="FILE")
     asked = parser.parse_args()
     facts = gpu_facts()
-    found = measure(asked.bundle, asked.tokens, published_bandwidth(facts["gpu"]))
-    print(table(found))
+    report = measure(asked.bundle, asked.tokens, published_bandwidth(facts["gpu"]))
+    print(table(report))
     if asked.output is not None:
-        result = {"script": "benchmarks/gpu_kernels.py", **facts, **found}
+        result = {"script": "benchmarks/gpu_kernels.py", **facts, **report}
         write(asked.output, result, "onnxruntime-gpu", "torch")
 
 

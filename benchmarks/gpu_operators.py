@@ -25,6 +25,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
+from vlmexport.runtime.engines.onnxruntime import session_options
 
 from benchmarks.machine import write
 
@@ -272,8 +273,7 @@ class Runner:
     """A session of an arm with its memory on the device."""
 
     def __init__(self, graph: Graph, provider: str):
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
+        options = session_options(pooled=False)
         cuda = provider == "cuda"
         providers: list[Any] = (
             [("CUDAExecutionProvider", {"use_tf32": "0", "enable_cuda_graph": "1"})] if cuda else []

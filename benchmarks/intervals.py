@@ -19,10 +19,10 @@ def with_interval(
     return {name: statistic(values), "low": low, "high": high}
 
 
-def shown(found: dict[str, float | None], form: str = ".3f") -> str:
+def shown(interval: dict[str, float | None], form: str = ".3f") -> str:
     """The median with its interval in a number's format: ``1.234 [1.200 – 1.260]``."""
     middle, low, high = (
-        "" if found[name] is None else format(found[name], form) for name in ("median", "low", "high")
+        "" if interval[name] is None else format(interval[name], form) for name in ("median", "low", "high")
     )
     return f"{middle} [{low} – {high}]" if low else middle
 

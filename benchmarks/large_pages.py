@@ -49,9 +49,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
-    found: dict[str, list[list[float]]] = {"usual": [], "large": []}
+    by_pages: dict[str, list[list[float]]] = {"usual": [], "large": []}
     for _ in range(rounds):
-        for pages, rows in found.items():
+        for pages, rows in by_pages.items():
             settings = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1" if pages == "large" else "0"}
             done = subprocess.run(
                 program("benchmarks.large_pages", "--convert"),
@@ -66,9 +66,9 @@ def main() -> None:
             "seconds": round(statistics.median(r[0] for r in rows), 4),
             "kernel_seconds": round(statistics.median(r[1] for r in rows), 4),
         }
-        for pages, rows in found.items()
+        for pages, rows in by_pages.items()
     }
-    ratio = [usual[0] / large[0] for usual, large in zip(found["usual"], found["large"], strict=True)]
+    ratio = [usual[0] / large[0] for usual, large in zip(by_pages["usual"], by_pages["large"], strict=True)]
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip()
     result = {
         "script": "benchmarks/large_pages.py", "kernel_setting": setting, "bytes": 14 * SHAPE[0] * SHAPE[1], **row,

@@ -68,7 +68,7 @@ def main() -> None:
     rows = []
     for draft in options.drafts:
         for rate in options.rates:
-            found: list[Acceptance | None] = []
+            acceptances: list[Acceptance | None] = []
             batch = TEXTS if draft in LAYERS else workshop.batch
             for seed in range(options.seeds):
                 run = f"rates-{workshop.target.fingerprint[7:19]}-{draft}-{rate:g}-{seed}-{options.steps}"
@@ -76,20 +76,23 @@ def main() -> None:
                 loop = LoopOptions(options.steps, batch, rate, seed=seed)
                 try:
                     if draft in LAYERS:
-                        found.append(of_layer(workshop, draft, loop, place, options.work / "features"))
+                        acceptances.append(of_layer(workshop, draft, loop, place, options.work / "features"))
                     else:
                         kind = ImitationOptions(layer) if draft == "imitation" else heads
-                        found.append(of_rows(workshop, kind, loop, place))
+                        acceptances.append(of_rows(workshop, kind, loop, place))
                 except DivergedError as error:
                     print(error)
-                    found.append(None)
+                    acceptances.append(None)
             rows.append(
                 {
                     "draft": f"imitation@{layer}" if draft == "imitation" else draft,
                     "rate": rate,
                     "records_per_step": batch,
-                    **{name: [each and round(getattr(each, name), 4) for each in found] for name in SHOWN},
-                    **{name: [each and getattr(each, name) for each in found] for name in OF_WHAT},
+                    **{
+                        name: [each and round(getattr(each, name), 4) for each in acceptances]
+                        for name in SHOWN
+                    },
+                    **{name: [each and getattr(each, name) for each in acceptances] for name in OF_WHAT},
                 }
             )
             print("|", " | ".join(str(value) for value in rows[-1].values()), "|", flush=True)
@@ -118,8 +121,8 @@ def of_layer(workshop: Workshop, draft: str, loop: LoopOptions, out: Path, cache
     texts = answers.train, answers.validation
     train_in_stages(options_of(draft).of({}), loop, workshop.target, texts, out, cache, validations=1)
     held = RecordSet(answers.heldout.name, list(answers.heldout)[:LAYER_HELDOUT])
-    (found,) = evaluate_drafts(workshop.target, held, [str(out)], DRAFT_LENGTH).values()
-    return found
+    (acceptance,) = evaluate_drafts(workshop.target, held, [str(out)], DRAFT_LENGTH).values()
+    return acceptance
 
 
 if __name__ == "__main__":

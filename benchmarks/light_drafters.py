@@ -56,7 +56,7 @@ def main() -> None:
     sessions = {name: Session.load(folder, threads=options.threads) for name, folder in bundles.items()}
     names = {name: drafted(session) for name, session in sessions.items()}
     steps, token = step_seconds(sessions, names)
-    found: dict[str, dict[str, Any]] = {
+    by_precision: dict[str, dict[str, Any]] = {
         name: {
             "draft": names[name],
             "draft_bytes": draft_bytes(session.bundle, names[name]),
@@ -67,9 +67,9 @@ def main() -> None:
     }
     if options.random is None:
         for name, decoded in decode(sessions, names, options).items():
-            found[name] |= decoded
-    whole = found["float32"]
-    for name, row in found.items():
+            by_precision[name] |= decoded
+    whole = by_precision["float32"]
+    for name, row in by_precision.items():
         print(
             f"{name}: {row['draft_bytes'] / 1e6:.2f} MB, a step {row['step_seconds'] * 1e3:.3f} ms = "
             f"{row['step_share']:.3f} T(1) ({whole['step_seconds'] / row['step_seconds']:.2f} times as fast)"
@@ -91,7 +91,7 @@ def main() -> None:
             "draft_length": options.draft_length or manifest.policy.draft_length,
             "threads": sessions["float32"].threads,
             "token_seconds": token,
-            "precisions": found,
+            "precisions": by_precision,
         }
         print(save(f"light-drafters-{label}", result))
 
@@ -164,8 +164,8 @@ def step_seconds(sessions: dict[str, Any], names: dict[str, str]) -> tuple[dict[
                 arms[precision] = timer.calls(draft.graphs.values(), width)
             elif what in ("once", "propose"):
                 arms[precision] = timer.calls(graphs, width)
-    found = median_seconds(arms)
-    return found, found.pop("plain")
+    medians = median_seconds(arms)
+    return medians, medians.pop("plain")
 
 
 def decode(

@@ -136,15 +136,15 @@ def main() -> None:
 
 def kept(path: Path, result: Mapping[str, Any]) -> list[Row]:
     """What was searched before, on the same model and answers; SystemExit for a result of others."""
-    found = json.loads(path.read_text("utf-8"))
+    document = json.loads(path.read_text("utf-8"))
     for name, value in json.loads(json.dumps(result)).items():
-        if (before := found.get(name, 1)) != value:
+        if (before := document.get(name, 1)) != value:
             raise SystemExit(f"{path} has {name} = {before}, this run {value}: search anew, without --drafts")
     rows = []
-    for row in found["rows"]:
+    for row in document["rows"]:
         if row["skip"] is not None:
             del row["speedup_by_weights"]
-            rows.append(Row(**{"seed": found["seed"]} | row | {"skip": Sublayers.of(**row["skip"])}))
+            rows.append(Row(**{"seed": document["seed"]} | row | {"skip": Sublayers.of(**row["skip"])}))
     return rows
 
 
@@ -159,13 +159,13 @@ def searched(
         return -over if over > 1e-9 else told.measure(skip, search).speedup
 
     layers = target.num_layers
-    found = best_set(worth, layers, search.trials, search.seed, starts(layers), print)
-    share, eos = weights.share(found), target.eos_token_ids
-    drafted = [chains(target, text, found, LONGEST) for text in held.texts]
+    sublayers = best_set(worth, layers, search.trials, search.seed, starts(layers), print)
+    share, eos = weights.share(sublayers), target.eos_token_ids
+    drafted = [chains(target, text, sublayers, LONGEST) for text in held.texts]
 
     def row(length: int | str, policies: Callable[[], Any]) -> Row:
         stats = [replay(each, policies(), eos) for each in drafted]
-        return replace(of(f"draft-and-verify, {name}", length, share, found, stats), seed=search.seed)
+        return replace(of(f"draft-and-verify, {name}", length, share, sublayers, stats), seed=search.seed)
 
     fixed = [row(length, partial(FixedLength, length)) for length in range(1, LONGEST + 1)]
     yield max(fixed, key=lambda each: each.speedup)
@@ -178,10 +178,10 @@ def spreads(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row.seed is not None:
             groups.setdefault((row.draft, row.length == "threshold"), []).append(row)
-    for (name, threshold), found in groups.items():
-        by = {key: [getattr(row, key) for row in found] for key in ("alpha", "share", "speedup")}
+    for (name, threshold), group in groups.items():
+        by = {key: [getattr(row, key) for row in group] for key in ("alpha", "share", "speedup")}
         shown = ", ".join(f"{key} {min(values):.3f} – {max(values):.3f}" for key, values in by.items())
-        yield f"{name}, {'threshold' if threshold else 'fixed lengths'}, {len(found)} seeds: {shown}"
+        yield f"{name}, {'threshold' if threshold else 'fixed lengths'}, {len(group)} seeds: {shown}"
 
 
 def count(answers: Answers) -> int:
@@ -190,12 +190,12 @@ def count(answers: Answers) -> int:
 
 def best(name: str, folder: Path, share: float, target: Any, records: Any) -> Row:
     """A draft on the trunk with the fixed length that is worth most by weights."""
-    found = []
+    candidates = []
     for length in range(1, LONGEST + 1):
         one = evaluate_drafts(target, records, [name], length)[name]
         shown = name if name.startswith("early") else f"imitation@{folder.name.removeprefix('n')}"
-        found.append(Row(shown, length, share, one.alpha, one.tau, one.proposed / one.cycles))
-    return max(found, key=lambda row: row.speedup)
+        candidates.append(Row(shown, length, share, one.alpha, one.tau, one.proposed / one.cycles))
+    return max(candidates, key=lambda row: row.speedup)
 
 
 def of(name: str, length: int | str, share: float, skip: Sublayers, stats: list[Stats]) -> Row:

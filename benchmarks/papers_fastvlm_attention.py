@@ -30,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     workshop, told = prepared(options)
     target = workshop.target
-    found = []
+    lines = []
     for seed in range(options.seeds):
         for heads in (0, options.heads):
             own = ImitationOptions(options.layer, **(COMPARED | {"attention_heads": heads}))  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ def main() -> None:
                 **{name: round(result.to_dict()[name], 5) for name in FIGURES},
             }
             print(line)
-            found.append(line)
+            lines.append(line)
     result = {
         "script": "benchmarks/papers_fastvlm_attention.py",
         "target": {"name": target.name, "fingerprint": target.fingerprint},
@@ -56,7 +56,7 @@ def main() -> None:
         "records_per_step": options.batch_size,
         "captions": len(told.captions),
         "heldout": len(told.heldout),
-        "drafts": found,
+        "drafts": lines,
     }
     print(save(f"papers-fastvlm-attention-{MODEL}", result, "torch", "transformers"))
 

@@ -82,7 +82,7 @@ def measured(
     workshop: Workshop, layer: int, weights: Weights, steps: int, seeds: int, work: Path
 ) -> dict[str, Any]:
     """A row: means over seeds, as in table 1. Finished trainings are reread."""
-    found, share = [], 0.0
+    acceptances, share = [], 0.0
     for seed in range(seeds):
         kind = ImitationOptions(layer, **COMPARED)  # type: ignore[arg-type]
         run = (
@@ -91,10 +91,10 @@ def measured(
             / f"layers-{workshop.target.fingerprint.removeprefix('sha256:')[:12]}-n{layer}-{seed}-{steps}"
         )
         draft = workshop.train(kind, LoopOptions(steps, workshop.batch, workshop.lr, seed=seed), run)
-        found.append(workshop.heldout(layer, draft.network))
+        acceptances.append(workshop.heldout(layer, draft.network))
         share = weights.exit_with(layer, draft.network)
-    means = row(layer, "CE, CS and forward KL", found)
-    alpha = statistics.mean(each.alpha for each in found)
+    means = row(layer, "CE, CS and forward KL", acceptances)
+    alpha = statistics.mean(each.alpha for each in acceptances)
     gains = {d: kept(alpha, d) / (1 + share * d) for d in range(1, MOST + 1)}
     best = max(gains, key=lambda d: gains[d])
     return means | {

@@ -69,9 +69,9 @@ def main() -> None:
     settings = {"model": MODEL, "requests": options.requests, "max_new_tokens": options.max_new_tokens}
     script = {"script": "benchmarks/papers_fastvlm_lengths.py", **settings}
     if options.seeds:
-        found = over_seeds([measured(path, ("imitation",), LAYERS, options).rows for path in options.seeds])
-        tell_seeds(found)
-        print(save("papers-fastvlm-lengths-seeds", {**script, "seeds": len(options.seeds), "rows": found}))
+        rows = over_seeds([measured(path, ("imitation",), LAYERS, options).rows for path in options.seeds])
+        tell_seeds(rows)
+        print(save("papers-fastvlm-lengths-seeds", {**script, "seeds": len(options.seeds), "rows": rows}))
         return
     bundles: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -87,8 +87,8 @@ def main() -> None:
     for name, curve in CURVES.items():
         costs = {draft: cost for bundle in bundles for draft, cost in bundle.tables[name].drafts.items()}
         choices[name] = chosen(CostTable(Curve(curve), costs), observed, layers, bundles[0].depth)
-    for name, found in choices.items():
-        print(f"{name}: by reward {found['by_reward']}, by prediction {found['by_prediction']}")
+    for name, choice in choices.items():
+        print(f"{name}: by reward {choice['by_reward']}, by prediction {choice['by_prediction']}")
     print(save("papers-fastvlm-lengths", {**script, "rows": rows, "choices": choices}))
 
 
@@ -109,7 +109,7 @@ def measured(
     """Held-out captions by a bundle, under every policy with every draft of these kinds after these layers."""
     manifest = Bundle.open(path).manifest
     tables = {name: _costs(name, manifest) for name in CURVES}
-    found = Measured([], [], tables, manifest.decoder.num_layers)
+    result = Measured([], [], tables, manifest.decoder.num_layers)
     requests = read_requests(manifest, ["scenes:heldout"], options.requests)
     with Session.load(path) as session:
         for draft in (f"{kind}@{layer}" for layer in layers for kind in kinds):
@@ -118,19 +118,19 @@ def measured(
                     how = {"policy": LogisticLength.of(options.max_new_tokens, manifest.widest_tree - 1)}
                 asked = {"max_new_tokens": options.max_new_tokens, "draft": draft, **how}
                 stats = Stats.total(session.generate(**request, **asked).stats for request in requests)
-                found.rows.append(row(draft, policy, stats, tables))
+                result.rows.append(row(draft, policy, stats, tables))
                 if how.get("draft_length") == CHAIN:
-                    found.observed.append(AcceptanceCounts.of(draft, Budget.chain(CHAIN), stats))
-    return found
+                    result.observed.append(AcceptanceCounts.of(draft, Budget.chain(CHAIN), stats))
+    return result
 
 
 def over_seeds(seeds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Rows of the same draft and policy of every seed as one, with lists in seeds' order."""
-    found = []
+    joined = []
     for each in zip(*seeds, strict=True):
         first = each[0]
         assert len({(one["draft"], one["policy"]) for one in each}) == 1, "the same drafts"
-        found.append(
+        joined.append(
             {
                 "draft": first["draft"],
                 "policy": first["policy"],
@@ -138,7 +138,7 @@ def over_seeds(seeds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
                 "speedup": {name: [one["speedup"][name] for one in each] for name in CURVES},
             }
         )
-    return found
+    return joined
 
 
 def tell_seeds(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -176,18 +176,18 @@ def chosen(
     table: CostTable, observed: list[AcceptanceCounts], layers: Mapping[str, int], count: int
 ) -> dict[str, Any]:
     """The draft by FastVLM's reward for several λ, in a decoder of `count` layers, and by predicted speed-up, each with the chain that is fastest then."""
-    found: dict[str, Any] = {"by_reward": {}}
+    choice: dict[str, Any] = {"by_reward": {}}
     for name, weight in (("1/L", 1 / count), ("2/L", 2 / count), ("3/L", 3 / count)):
         best = choose_by_reward(table, observed, layers, weight)
         assert best is not None
-        found["by_reward"][name] = described(best)
+        choice["by_reward"][name] = described(best)
     fastest = choose(table, observed, least=0.0)
     assert fastest is not None
-    found["by_prediction"] = described(fastest)
-    found["all"] = {}
+    choice["by_prediction"] = described(fastest)
+    choice["all"] = {}
     for entry in predictions(table, observed):  # fastest first
-        found["all"].setdefault(entry.draft, described(entry))
-    return found
+        choice["all"].setdefault(entry.draft, described(entry))
+    return choice
 
 
 def described(entry: Any) -> dict[str, Any]:

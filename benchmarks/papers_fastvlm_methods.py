@@ -100,28 +100,28 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true", help="print only")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     if options.time:
         counted = json.loads((RESULTS / f"{COUNTS}.json").read_text("utf-8"))["models"]
     for model in options.models:
         target, bundle = load_target(model, "cpu"), options.folder / model
         if options.time:
-            found[model] = times(target, bundle, counted[model]["tasks"], options.timed, options.rounds)
+            models[model] = times(target, bundle, counted[model]["tasks"], options.timed, options.rounds)
         else:
             methods = ready(target, bundle)
             counts = measured(target, bundle, methods, networks(target), options.scenes, options.chosen)
-            found[model] = {
+            models[model] = {
                 "fingerprint": target.fingerprint, "layers": target.num_layers, "tasks": counts,
             }  # fmt: skip
-        print("\n".join(lines(model, found[model])), flush=True)
+        print("\n".join(lines(model, models[model])), flush=True)
     if options.no_save:
         return
     if options.time:
         result = {"script": f"{SCRIPT} --time", "scenes": options.timed, "rounds": options.rounds}
-        print(save(TIMES, result | {"models": kept(TIMES, result) | found}))
+        print(save(TIMES, result | {"models": kept(TIMES, result) | models}))
     else:
         result = {"script": SCRIPT, "scenes": options.scenes, "chosen": options.chosen}
-        print(save(COUNTS, result | {"models": kept(COUNTS, result) | found}, *PACKAGES))
+        print(save(COUNTS, result | {"models": kept(COUNTS, result) | models}, *PACKAGES))
 
 
 def kept(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,13 +216,13 @@ def measured(
 ) -> dict[str, dict[str, Row]]:
     """Counts and quality of one model: rows by task (of those that are `asked` for, by default all) and method; what the
     networks of `drafts` write with nobody to verify it comes last."""
-    found: dict[str, dict[str, Row]] = {}
+    by_task: dict[str, dict[str, Row]] = {}
     for task in asked or tasks(target):
         held, told = (records(target, task, *one) for one in (("heldout", scenes), ("validation", chosen)))
         judge: Judge = partial({"captions": captions, "answers": answers, "stories": stories}[task], scenes)
         with Session.load(bundle) as session:
             plain = decoded(session, held)
-            rows = found[task] = {"plain": judge([result.text for result in plain])}
+            rows = by_task[task] = {"plain": judge([result.text for result in plain])}
             for method in methods:
                 lengths = [best_length(session, method, told)]
                 lengths += [PUBLISHED[task]] if method.own_length else []
@@ -233,7 +233,7 @@ def measured(
                 texts = written(target, draft.layer, network, held)
                 paper = {"by_weights": round(target.num_layers / draft.layer, 3)}
                 rows[f"unverified: {draft.layer} layers {how}"] = judge(texts) | paper
-    return found
+    return by_task
 
 
 def decoded(session: Session, asked: Sequence[Record], draft: str = "none", length: int = 0) -> list[Result]:
@@ -266,11 +266,11 @@ def drafted(
     session: Session, method: Method, length: int, held: Sequence[Record], plain: Sequence[Result]
 ) -> Row:
     """A row of a method."""
-    found = decoded(session, held, method.draft, length)
-    stats = Stats.total(result.stats for result in found)
+    results = decoded(session, held, method.draft, length)
+    stats = Stats.total(result.stats for result in results)
     return {
         "draft": method.draft, "draft_length": length, "share": round(method.share, 4),
-        "differ": sum(a.tokens != b.tokens for a, b in zip(plain, found, strict=True)),
+        "differ": sum(a.tokens != b.tokens for a, b in zip(plain, results, strict=True)),
         "alpha": round(stats.alpha or 0.0, 4), "tau": round(stats.tau, 4),
         "by_weights": round(method.by_weights(stats), 4),
     }  # fmt: skip
@@ -347,7 +347,7 @@ def times(
     """Decode speed-ups of the rows that were counted, by task: all of a task take turns. On one core, unless `threads` says
     otherwise: two threads that wait for one another are no measure of a method."""
     ready(target, bundle)
-    found: dict[str, dict[str, Row]] = {}
+    by_task: dict[str, dict[str, Row]] = {}
     with Session.load(bundle, threads=threads) as session:
         for task, rows in counted.items():
             asked = [request(record) for record in records(target, task, "heldout", scenes)]
@@ -357,13 +357,13 @@ def times(
                     how = {"draft": row["draft"], "draft_length": row["draft_length"]}
                     arms[name] = partial(decode_rate, session, [one | how for one in asked])
             rates = interleaved(arms, rounds)
-            found[task] = {name: ratios(rates[name], rates["plain"]) for name in arms}
-    return {"tasks": found}
+            by_task[task] = {name: ratios(rates[name], rates["plain"]) for name in arms}
+    return {"tasks": by_task}
 
 
-def lines(model: str, found: Mapping[str, Any]) -> Iterator[str]:
+def lines(model: str, measured_model: Mapping[str, Any]) -> Iterator[str]:
     """Rows of a Markdown table."""
-    for task, rows in found["tasks"].items():
+    for task, rows in measured_model["tasks"].items():
         for name, row in rows.items():
             values = "; ".join(f"{key} {value}" for key, value in row.items() if key != "draft")
             yield f"| {model} | {task} | {name} | {values} |"

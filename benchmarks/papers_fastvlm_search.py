@@ -58,10 +58,10 @@ def main() -> None:
                 schedule=Schedule(options.steps, options.steps),
             )
         )
-    found = [searched(shape, documents) for shape in shapes(FIXED) if tried(shape, documents[0])]
-    best = front([Trial(row["shape"], row["mean"], row["flops"]) for row in found])
+    results = [searched(shape, documents) for shape in shapes(FIXED) if tried(shape, documents[0])]
+    best = front([Trial(row["shape"], row["mean"], row["flops"]) for row in results])
     named = {"compared": SHAPE, "default": {name: getattr(ImitationOptions(1), name) for name in SHAPE}}
-    rows = [row for row in found if row["shape"] in [*(trial.shape for trial in best), *named.values()]]
+    rows = [row for row in results if row["shape"] in [*(trial.shape for trial in best), *named.values()]]
     for row in rows:
         row["full"] = [in_full(workshop, row["shape"], rate, options) for rate in options.rates]
     rows.sort(key=lambda row: row["flops"])
@@ -72,7 +72,7 @@ def main() -> None:
         "steps": options.steps, "records_per_step": options.batch_size, "seeds": options.seeds,
         "full_steps": options.full_steps,
         **{name: documents[0][name] for name in ("target", "layer", "early_exit")},
-        "front": [trial.shape for trial in best], **named, "shapes": found,
+        "front": [trial.shape for trial in best], **named, "shapes": results,
     }  # fmt: skip
     print(save(f"papers-fastvlm-search-{MODEL}", result, "torch", "transformers", "optuna"))
 
@@ -100,9 +100,9 @@ def in_full(
         run = options.work / "runs" / f"shape-n{options.layer}-{options.full_steps}-{rate:g}-{seed}-{name}"
         kind = ImitationOptions(options.layer, **LOSSES, **shape)
         draft = workshop.train(kind, LoopOptions(options.full_steps, workshop.batch, rate, seed=seed), run)
-        found = workshop.heldout(options.layer, draft.network)
-        alpha.append(round(found.alpha, 4))
-        tau.append(round(found.tau, 3))
+        acceptance = workshop.heldout(options.layer, draft.network)
+        alpha.append(round(acceptance.alpha, 4))
+        tau.append(round(acceptance.tau, 3))
     return {"rate": rate, "alpha": alpha, "tau": tau}
 
 

@@ -52,22 +52,22 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true", help="print only")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found: dict[str, Any] = {}
+    by_model: dict[str, Any] = {}
     for model in options.models:
         workshop = prepare(model, options.work, options.captions, options.heldout)
         seeds = []
         for seed in range(options.seeds):
             folder = options.folder / f"{model}-{options.captions}-{options.steps}-{seed}"
             seeds.append(counted(workshop, options.work, folder, seed, options))
-        found[model] = {"fingerprint": workshop.target.fingerprint, "tasks": over_seeds(seeds)}
-        print("\n".join(lines(model, found[model]["tasks"])), flush=True)
+        by_model[model] = {"fingerprint": workshop.target.fingerprint, "tasks": over_seeds(seeds)}
+        print("\n".join(lines(model, by_model[model]["tasks"])), flush=True)
     settings = ("seeds", "captions", "steps", "scenes", "chosen")
     result = {"script": "benchmarks/papers_fastvlm_seeds.py", **{n: getattr(options, n) for n in settings}}
     if not options.no_save:
         print(
             save(
                 "papers-fastvlm-seeds",
-                result | {"models": found},
+                result | {"models": by_model},
                 "torch",
                 "transformers",
                 "pycocoevalcap",
@@ -97,18 +97,18 @@ def counted(
 def over_seeds(seeds: Sequence[Mapping[str, Mapping[str, Row]]]) -> dict[str, dict[str, Row]]:
     """Rows by task: each figure a list, seed by seed, with its mean; a draft's two rows are that of the length which suits
     the seed, and that of the paper's."""
-    found: dict[str, dict[str, Row]] = {}
+    by_task: dict[str, dict[str, Row]] = {}
     for task in seeds[0]:
         gathered: dict[str, list[Row]] = {}
         for rows in (one[task] for one in seeds):
             for name, row in named(task, rows):
                 gathered.setdefault(name, []).append(row)
-        found[task] = {
+        by_task[task] = {
             name: {key: [row[key] for row in rows] for key in rows[0] if key not in ("draft", "share")}
             | {f"mean_{key}": round(statistics.mean(row[key] for row in rows), 4) for key in numbers(rows[0])}
             for name, rows in gathered.items()
         }
-    return found
+    return by_task
 
 
 def named(task: str, rows: Mapping[str, Row]) -> Iterator[tuple[str, Row]]:

@@ -80,16 +80,16 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found = []
+    runs = []
     for run in [Run(stage, seed) for seed in range(options.seeds) for stage in options.stages]:
         kept = options.folder / "quality" / f"{run.name}.json"
         if not kept.exists():
             train(run, options)
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(json.dumps(quality(run, options)) + "\n")
-        found.append(json.loads(kept.read_text()))
-        print(f"{run.name}: alpha {found[-1]['alpha']}", flush=True)
-    rows = summary(found)
+        runs.append(json.loads(kept.read_text()))
+        print(f"{run.name}: alpha {runs[-1]['alpha']}", flush=True)
+    rows = summary(runs)
     print(table(rows))
     told = {n: getattr(options, n) for n in ("layer", "captions", "validation", "steps", "fine_tune")}
     result = {
@@ -100,7 +100,7 @@ def main() -> None:
         "scenes": options.scenes,
         "draft_length": DRAFT_LENGTH,
         "rows": rows,
-        "runs": [{k: v for k, v in run.items() if k != "texts"} for run in found],
+        "runs": [{k: v for k, v in run.items() if k != "texts"} for run in runs],
     }
     print(save(f"{NAME}-{TARGET}", result, "torch", "transformers"))
 
@@ -145,13 +145,13 @@ def quality(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def summary(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(all_runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for every stage, in their order: means over the seeds, `spread` is the largest minus the smallest alpha;
     `same_captions` is the share that the unchanged target has word by word, null without one."""
-    frozen = next((run["texts"] for run in found if run["stage"] == "frozen"), None)
+    frozen = next((run["texts"] for run in all_runs if run["stage"] == "frozen"), None)
     rows = []
-    for stage in Counter(run["stage"] for run in found):
-        runs = [run for run in found if run["stage"] == stage]
+    for stage in Counter(run["stage"] for run in all_runs):
+        runs = [run for run in all_runs if run["stage"] == stage]
         alphas = [run["alpha"] for run in runs]
         rows.append({
             "stage": stage,

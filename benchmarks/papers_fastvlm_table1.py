@@ -97,12 +97,12 @@ def main() -> None:
         curves[f"early exit, n={layer}"] = exit_ = workshop.heldout(layer, nn.Identity())
         rows.append(row(layer, "early exit", [exit_]))
         for losses in options.rows:
-            found, validation = train_and_measure(
+            acceptances, validation = train_and_measure(
                 workshop, layer, losses, options.steps, options.seeds, options.work, options.shape
             )
-            rows.append(row(layer, losses, found) | {"validation": validation})
+            rows.append(row(layer, losses, acceptances) | {"validation": validation})
             if losses == "Our+CS+KD":
-                curves[f"{losses}, n={layer}"] = found[0]
+                curves[f"{losses}, n={layer}"] = acceptances[0]
             print(table(rows[-1:]), flush=True)
     if "Our+CS+KD" in options.rows and options.shape == "compared":
         plot_by_position(curves, ROOT / "docs" / "images" / f"alpha-by-position-{name}.png")
@@ -141,7 +141,7 @@ def train_and_measure(
 ) -> tuple[list[Acceptance], dict[str, float]]:
     """Greedy acceptance of one row of the table, by seed, and means of the losses on validation scenes; a finished run is
     reread."""
-    found, parts = [], []
+    acceptances, parts = [], []
     for seed in range(seeds):
         form = SHAPE if shape == "compared" else {}
         kind = ImitationOptions(layer, **(form | (ROWS | FUSIONS)[losses]))  # type: ignore[arg-type]
@@ -151,26 +151,26 @@ def train_and_measure(
         slug += "" if shape == "compared" else f"-{shape}"
         out = work / "runs" / f"table1-{workshop.target.fingerprint[7:19]}-n{layer}-{slug}-{seed}-{steps}"
         draft = workshop.train(kind, options, out)
-        found.append(workshop.heldout(layer, draft.network))
+        acceptances.append(workshop.heldout(layer, draft.network))
         parts.append(draft.evaluation["validation"])
-    return found, {name: round(statistics.mean(p[name] for p in parts), 5) for name in parts[0]}
+    return acceptances, {name: round(statistics.mean(p[name] for p in parts), 5) for name in parts[0]}
 
 
-def row(layer: int, name: str, found: list[Acceptance]) -> dict[str, object]:
+def row(layer: int, name: str, acceptances: list[Acceptance]) -> dict[str, object]:
     """Means over seeds; spread is largest minus smallest alpha."""
-    alphas = [r.alpha for r in found]
+    alphas = [r.alpha for r in acceptances]
     return {
         "layer": layer,
         "losses": name,
         "alpha": round(statistics.mean(alphas), 5),
         "alpha_spread": round(max(alphas) - min(alphas), 5),
-        "tau": round(statistics.mean(r.tau for r in found), 4),
-        "overlap": round(statistics.mean(r.overlap for r in found), 5),
-        "agreement": round(statistics.mean(r.agreement for r in found), 5),
-        "tokens": found[0].tokens,
-        "draft_length": found[0].draft_length,
-        "evaluated": [r.evaluated for r in found],
-        "accepted": [r.accepted for r in found],
+        "tau": round(statistics.mean(r.tau for r in acceptances), 4),
+        "overlap": round(statistics.mean(r.overlap for r in acceptances), 5),
+        "agreement": round(statistics.mean(r.agreement for r in acceptances), 5),
+        "tokens": acceptances[0].tokens,
+        "draft_length": acceptances[0].draft_length,
+        "evaluated": [r.evaluated for r in acceptances],
+        "accepted": [r.accepted for r in acceptances],
     }
 
 

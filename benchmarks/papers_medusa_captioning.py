@@ -71,7 +71,7 @@ def main() -> None:
 def sweep(options: argparse.Namespace) -> Path:
     """Trains the most heads at all rates of the kinds, what is not there yet; returns the file of results."""
     told = answers(options.folder, options.captions, options.validation, options.threads)
-    found = []
+    rows = []
     for run in [
         Run(k, max(options.heads), 0, rates) for k in options.kinds if k in SWEPT for rates in SWEPT[k]
     ]:
@@ -79,11 +79,11 @@ def sweep(options: argparse.Namespace) -> Path:
         if not kept.exists():
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(json.dumps(swept(run, options, told)) + "\n")
-        found.append(json.loads(kept.read_text()))
-        print("|", " | ".join(map(str, found[-1].values())), "|", flush=True)
+        rows.append(json.loads(kept.read_text()))
+        print("|", " | ".join(map(str, rows[-1].values())), "|", flush=True)
     return save(
         f"{NAME}-rates",
-        {"script": f"benchmarks/{NAME.replace('-', '_')}.py --sweep", **settings(options), "rows": found},
+        {"script": f"benchmarks/{NAME.replace('-', '_')}.py --sweep", **settings(options), "rows": rows},
         "torch",
         "transformers",
     )
@@ -114,16 +114,16 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 def measure(options: argparse.Namespace) -> Path:
     """Trains and measures what is not there yet; returns the file of results."""
     told = answers(options.folder, options.captions, options.validation, options.threads)
-    found = []
+    runs = []
     for run in all_runs(options.kinds, options.heads, range(options.seeds)):
         kept = options.folder / "quality" / f"{run.name}.json"
         if not kept.exists():
             train(run, options.folder, told, options.steps, options.batch_size)
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(json.dumps(quality(run, options.folder, options.scenes)) + "\n")
-        found.append(json.loads(kept.read_text()))
-        print(f"{run.name}: tau {found[-1]['tau']}", flush=True)
-    rows = summary(found)
+        runs.append(json.loads(kept.read_text()))
+        print(f"{run.name}: tau {runs[-1]['tau']}", flush=True)
+    rows = summary(runs)
     print(table(rows))
     frozen, joint = (KINDS[kind].name for kind in ("medusa-1", "medusa-2"))
     return save(
@@ -135,10 +135,10 @@ def measure(options: argparse.Namespace) -> Path:
             "paper": paper(options.heads),
             "rows": rows,
             "medusa_1_is_below_medusa_2": {
-                str(heads): below(*(taus(found, kind, heads) for kind in (frozen, joint)))
+                str(heads): below(*(taus(runs, kind, heads) for kind in (frozen, joint)))
                 for heads in options.heads
             },
-            "runs": [{k: v for k, v in run.items() if k != "texts"} for run in found],
+            "runs": [{k: v for k, v in run.items() if k != "texts"} for run in runs],
         },
         "torch",
         "transformers",
@@ -149,11 +149,11 @@ def time_bundles(options: argparse.Namespace) -> Path:
     """Times the bundles of seed 0; returns the file of results."""
     runs = all_runs(options.kinds, options.heads, [0])
     bundles = {run.name: (bundle(run, options.folder), run.heads) for run in runs}
-    found = times(bundles, options.timed_scenes, options.samples, options.rounds)
+    speeds = times(bundles, options.timed_scenes, options.samples, options.rounds)
     print("| heads | trained as | decode speed-up | bound | samples/s plain | samples/s with heads | ratio |")
     print("|---|---|---|---|---|---|---|")
     for run in runs:
-        print(timed_row(run, found[run.name]))
+        print(timed_row(run, speeds[run.name]))
     return save(
         f"{NAME}-times",
         {
@@ -161,18 +161,18 @@ def time_bundles(options: argparse.Namespace) -> Path:
             "rounds": options.rounds,
             "scenes": options.timed_scenes,
             "samples": options.samples,
-            "bundles": found,
+            "bundles": speeds,
         },
         "torch",
     )
 
 
-def timed_row(run: Run, found: dict[str, Any]) -> str:
+def timed_row(run: Run, speed: dict[str, Any]) -> str:
     """A line of Markdown."""
-    decode, batch, rate = found["decode"], found["samples"], found["samples_per_second"]
+    decode, batch, rate = speed["decode"], speed["samples"], speed["samples_per_second"]
     return (
         f"| {run.heads} | {KINDS[run.kind].name} | {decode['median']:.2f} × [{decode['least']:.2f} – {decode['most']:.2f}] "
-        f"| {found['bound']:.2f} × | {rate['plain']:.1f} | {rate['heads']:.1f} "
+        f"| {speed['bound']:.2f} × | {rate['plain']:.1f} | {rate['heads']:.1f} "
         f"| {batch['median']:.2f} × [{batch['least']:.2f} – {batch['most']:.2f}] |"
     )
 
@@ -186,9 +186,9 @@ def paper(heads: Sequence[int]) -> dict[str, Any]:
     return {"speedup": PAPER, "bounds": bounds}
 
 
-def taus(found: Sequence[dict[str, Any]], kind: str, heads: int) -> list[float]:
+def taus(runs: Sequence[dict[str, Any]], kind: str, heads: int) -> list[float]:
     """Of every seed."""
-    return [run["tau"] for run in found if (run["kind"], run["heads"]) == (kind, heads)]
+    return [run["tau"] for run in runs if (run["kind"], run["heads"]) == (kind, heads)]
 
 
 def below(first: Sequence[float], second: Sequence[float]) -> str:
@@ -201,17 +201,17 @@ def below(first: Sequence[float], second: Sequence[float]) -> str:
     return "contradicted" if max(second) < min(first) else "undecided"
 
 
-def summary(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(all_runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for every number of heads and kind: means over the seeds, `spread` is the largest minus the smallest tau.
 
     `first` is by head the share of right first proposals, `first_three` that of rank 1 to 3, both given that the tokens
     before were among the proposals; `bound_here` and `bound_gpt2` are what the weights allow this tau to gain, at the sizes
     of this decoder and at the paper's; `same_captions` is the share that equals the frozen target's, null without one.
     """
-    frozen = next((run["texts"] for run in found if run["kind"] != KINDS["medusa-2"].name), None)
+    frozen = next((run["texts"] for run in all_runs if run["kind"] != KINDS["medusa-2"].name), None)
     rows = []
-    for heads, kind in Counter((run["heads"], run["kind"]) for run in found):
-        runs = [run for run in found if (run["heads"], run["kind"]) == (heads, kind)]
+    for heads, kind in Counter((run["heads"], run["kind"]) for run in all_runs):
+        runs = [run for run in all_runs if (run["heads"], run["kind"]) == (heads, kind)]
         tau = statistics.mean(run["tau"] for run in runs)
         rows.append({
             "heads": heads,

@@ -101,8 +101,8 @@ def main() -> None:
             places[run].parent.mkdir(exist_ok=True)
             places[run].write_text(json.dumps(kept[run]) + "\n")
         print(f"{run.name}: {kept[run]['tau']}", flush=True)
-    found = [kept[run] for run in runs]
-    rows = summary(found)
+    results = [kept[run] for run in runs]
+    rows = summary(results)
     print(table(rows))
     print(
         save(
@@ -117,8 +117,8 @@ def main() -> None:
                 "depth": DEPTH,
                 "nodes": NODES,
                 "rows": rows,
-                "order": {key: order(found, key) for key in found[0]["tau"]},
-                "runs": found,
+                "order": {key: order(results, key) for key in results[0]["tau"]},
+                "runs": results,
             },
             "torch",
             "transformers",
@@ -157,10 +157,10 @@ def counted(run: Run, folder: Path, target: Target, options: argparse.Namespace)
     }
 
 
-def summary(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def summary(all_runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each arm: means over its seeds, `spread` their largest minus their smallest."""
     arms: dict[str, list[Mapping[str, Any]]] = {}
-    for run in found:
+    for run in all_runs:
         arms.setdefault(run["arm"], []).append(run)
     return [
         {
@@ -183,10 +183,10 @@ def summary(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def order(found: Sequence[Mapping[str, Any]], key: str) -> str:
+def order(runs: Sequence[Mapping[str, Any]], key: str) -> str:
     """What became of Medusa < EAGLE-2 < ViSpec: `confirmed` where every seed of one is below every seed of the next,
     `contradicted` where some pair is the other way round, else `undecided`."""
-    taus = [[run["tau"][key] for run in found if run["arm"] == arm] for arm in MAIN]
+    taus = [[run["tau"][key] for run in runs if run["arm"] == arm] for arm in MAIN]
     if not all(taus):
         return "undecided"
     pairs = list(pairwise(taus))

@@ -72,13 +72,13 @@ def main() -> None:
                 options.draft: {"draft": options.draft, "draft_length": heads.options.most_tokens or 4},
             }
             requests = read_requests(session.bundle.manifest, [options.data], options.requests)
-            found = {name: Way() for name in ways}
+            by_way = {name: Way() for name in ways}
             for number, request in enumerate([*requests[:2], *requests]):  # the first two warm up
                 for name, how in ways.items():
                     one = measured(session, {**request, **how}, options.max_new_tokens, last)
                     if number >= 2:
-                        found[name].add(*one)
-    rows = {name: way.row() for name, way in found.items()}
+                        by_way[name].add(*one)
+    rows = {name: way.row() for name, way in by_way.items()}
     for name, row in rows.items():
         print(
             f"{name}: {row['cycle_ms']:.3f} ms a cycle, of it {row['graphs_ms']:.3f} in graphs; the layers "

@@ -83,8 +83,8 @@ def main() -> None:
             for kind, prompt in asked:
                 arms: list[dict[str, Any]] = [{"speculative": False}, {"draft": DRAFT}]
                 rng.shuffle(arms)
-                found = {arm.get("draft"): session.generate(prompt=prompt, **limit, **arm) for arm in arms}
-                plain, drafted = found[None], found[DRAFT]
+                by_draft = {arm.get("draft"): session.generate(prompt=prompt, **limit, **arm) for arm in arms}
+                plain, drafted = by_draft[None], by_draft[DRAFT]
                 if plain.tokens != drafted.tokens:
                     raise SystemExit(f"{prompt!r}: speculative tokens differ from plain ones")
                 rows.append({
@@ -94,16 +94,16 @@ def main() -> None:
                     "tau": drafted.stats.tau, "alpha": drafted.stats.alpha,
                 })  # fmt: skip
 
-    def by_prompt(found: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    def by_prompt(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """What is drawn for an interval: prompts with all their repeats, which say little more than one does."""
         return [
-            [row for row in found if row["prompt"] == prompt]
-            for prompt in dict.fromkeys(r["prompt"] for r in found)
+            [row for row in rows if row["prompt"] == prompt]
+            for prompt in dict.fromkeys(r["prompt"] for r in rows)
         ]
 
     def speedup(prompts: Sequence[Sequence[dict[str, Any]]]) -> float:
-        found = [row for prompt in prompts for row in prompt]
-        return sum(row["plain"] for row in found) / sum(row["drafted"] for row in found)
+        pairs = [row for prompt in prompts for row in prompt]
+        return sum(row["plain"] for row in pairs) / sum(row["drafted"] for row in pairs)
 
     result: dict[str, Any] = {"script": "benchmarks/prompt_lookup.py", "repeats": options.repeats}
     for kind, prompts in classes.items():

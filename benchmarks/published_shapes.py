@@ -221,8 +221,8 @@ def traced(alias: str) -> dict[str, Any]:
     from vlmexport.exporter.pipeline.prepare import prepare
     from vlmexport.exporter.pipeline.request import BuildRequest
 
-    found = find_alias(alias)
-    assert found is not None
+    known = find_alias(alias)
+    assert known is not None
     with tempfile.TemporaryDirectory() as place:
         parameters = make(MODELS[alias], Path(place) / alias)
         if TOTALS.get(alias, parameters) != parameters:
@@ -240,11 +240,11 @@ def traced(alias: str) -> dict[str, Any]:
     manifest["text"] |= dict.fromkeys((*ids, "chat_template")) | {
         "eos_token_ids": []
     }  # the small tokenizer's
-    manifest["text"]["default_prompt"] = found.default_prompt
+    manifest["text"]["default_prompt"] = known.default_prompt
     for name in ("producer", "files", "parity", "plans", "generation"):
         manifest[name] = type(manifest[name])()
     return {
-        "model": f"https://huggingface.co/{found.hub_id}",
+        "model": f"https://huggingface.co/{known.hub_id}",
         "parameters": parameters,
         "max_positions": prepared.family.max_positions,
         "needed_rows": prepared.family.needed_embeds,

@@ -95,14 +95,14 @@ class Meter:
 
     def corrected(self) -> list[dict[str, float]]:
         """Microseconds by part, cycle by cycle, without what measuring took."""
-        found = []
+        by_part = []
         for seconds, entries in self.cycles:
             left = defaultdict(float, seconds)
             for (before, part), count in entries.items():
                 left[part] -= count * self.inside
                 left[before] -= count * self.around
-            found.append({part: 1e6 * value for part, value in left.items()})
-        return found
+            by_part.append({part: 1e6 * value for part, value in left.items()})
+        return by_part
 
     def calls(self) -> float:
         """Mean calls of the engine per cycle."""
@@ -252,17 +252,17 @@ class Bench:
         }
 
 
-def show(way: str, found: dict[str, Any]) -> None:
+def show(way: str, report: dict[str, Any]) -> None:
     """One table."""
-    share, cycle = found["python_share"], found["cycle_us"]
-    print(f"\n{way}: a cycle takes {cycle:.0f} µs ({found['unmeasured_cycle_us']:.0f} µs where only cycles are measured), "
-          f"calls the engine {found['calls_per_cycle']:.1f} times and runs {found['instructions_per_cycle']:.0f} bytecode "
+    share, cycle = report["python_share"], report["cycle_us"]
+    print(f"\n{way}: a cycle takes {cycle:.0f} µs ({report['unmeasured_cycle_us']:.0f} µs where only cycles are measured), "
+          f"calls the engine {report['calls_per_cycle']:.1f} times and runs {report['instructions_per_cycle']:.0f} bytecode "
           f"instructions\nPython's share is {shown(share, '.1%')}")  # fmt: skip
-    rows = {ENGINE: found["engine_us"]} | dict(sorted(found["parts_us"].items(), key=lambda item: -item[1]))
+    rows = {ENGINE: report["engine_us"]} | dict(sorted(report["parts_us"].items(), key=lambda item: -item[1]))
     for part, value in rows.items():
         print(f"  {part:<36} {value:8.1f} µs {value / cycle:7.1%}")
-    taken = found["subtracted_us"]
-    print(f"  {found['cycles']} cycles; {found['interrupted']:.0%} were interrupted and do not count")
+    taken = report["subtracted_us"]
+    print(f"  {report['cycles']} cycles; {report['interrupted']:.0%} were interrupted and do not count")
     print(f"  subtracted for measuring: {taken['engine']:.1f} µs, with parts {taken['parts']:.1f} µs")
 
 
@@ -289,18 +289,18 @@ def main() -> None:
     ways: dict[str, dict[str, Any]] = {"plain": {"speculative": False}}
     if manifest.policy.draft is not None:
         ways[f"d = {options.draft_length}"] = {"draft_length": options.draft_length}
-    found = {way: bench.run(chosen, options.rounds) for way, chosen in ways.items()}
+    by_way = {way: bench.run(chosen, options.rounds) for way, chosen in ways.items()}
     result = {
         "script": "benchmarks/python_share.py",
         "bundle": manifest.model.source,
         "draft": manifest.policy.draft,
         "rounds": options.rounds,
-        "ways": found,
+        "ways": by_way,
     }
     if options.json:
         print(json.dumps({"machine": describe(), **result}, indent=1))
     else:
-        for way, values in found.items():
+        for way, values in by_way.items():
             show(way, values)
         print("\n" + ", ".join(f"{name}: {value}" for name, value in describe().items()))
     if options.save:

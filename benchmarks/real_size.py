@@ -266,7 +266,7 @@ def measure(name: str, folder: Path, *, run: bool) -> dict[str, Any]:
     report = json.loads((folder / "build.json").read_text())
     seen = said(command("inspect", bundle, "--json"))
     checkpoint = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    found: dict[str, Any] = {
+    measurements: dict[str, Any] = {
         "parameters_m": round(plan["parameters"] / 1e6),
         "checkpoint_gb": round(checkpoint / 1e9, 2),
         "bundle_gb": round(report["bytes"] / 1e9, 2),
@@ -283,15 +283,15 @@ def measure(name: str, folder: Path, *, run: bool) -> dict[str, Any]:
     }
     runs = run and case.get("run")
     if runs:
-        found |= served(model, bundle, folder, plan["peak_memory"]["run"])
+        measurements |= served(model, bundle, folder, plan["peak_memory"]["run"])
     shutil.rmtree(bundle)
     for form in ("float16", "linked"):
-        found[form] = narrow(name, form, folder, checkpoint)
+        measurements[form] = narrow(name, form, folder, checkpoint)
         if runs:
-            found[form] |= same_tokens(folder, folder / form, found["run_peak"]["peak"])
+            measurements[form] |= same_tokens(folder, folder / form, measurements["run_peak"]["peak"])
         shutil.rmtree(folder / form)
     shutil.rmtree(folder)
-    return found
+    return measurements
 
 
 def narrow(name: str, form: str, folder: Path, checkpoint: int) -> dict[str, Any]:

@@ -130,12 +130,12 @@ def measure(bundle: Path, signals: int, rng: random.Random) -> tuple[Counter[str
             follower = rng.choice(names)
             try:
                 right = calls[follower]() == expected[follower]
-                found = "right" if right else "other tokens"
+                outcome = "right" if right else "other tokens"
             except Exception as error:
-                found = f"{type(error).__name__}: {error!s:.120}"
-            behind[found] += 1
-            if found != "right":
-                print(f"{bundle.name}: {follower} behind {name}, {kind.__name__}, {how}: {found}")
+                outcome = f"{type(error).__name__}: {error!s:.120}"
+            behind[outcome] += 1
+            if outcome != "right":
+                print(f"{bundle.name}: {follower} behind {name}, {kind.__name__}, {how}: {outcome}")
     return ended, behind
 
 
@@ -151,13 +151,13 @@ def main() -> None:
     rng = random.Random(arguments.seed)
     count = len(arguments.bundles)
     shares = [arguments.signals // count + (at < arguments.signals % count) for at in range(count)]
-    found = {}
+    measurements = {}
     for bundle, signals in zip(arguments.bundles, shares, strict=True):
         ended, behind = measure(bundle, signals, rng)
-        found[bundle.name] = {"requests": dict(ended), "next_requests": dict(behind)}
+        measurements[bundle.name] = {"requests": dict(ended), "next_requests": dict(behind)}
         print(bundle.name, dict(ended), "behind them:", dict(behind))
     if arguments.save:
-        result = {"script": "benchmarks/signals.py", "seed": arguments.seed, "bundles": found}
+        result = {"script": "benchmarks/signals.py", "seed": arguments.seed, "bundles": measurements}
         print(f"written to {save('signals', result)}")
 
 

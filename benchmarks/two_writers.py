@@ -63,8 +63,8 @@ def run(bundle: Path, seed: int) -> tuple[list[str], int]:
         except VlmexportError as error:
             wrong.append(f"a reader: {error}")
         for child in list(children):
-            found, status = os.waitpid(child, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
                 children.remove(child)
                 if status:
                     wrong.append(f"a writer ends with {status}")

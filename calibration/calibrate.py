@@ -227,15 +227,15 @@ def _initials(name: str) -> str:
 
 def _not_chosen(report: dict[str, Any]) -> str:
     """Why nothing was chosen: what came next, and whether that was seen or only predicted."""
-    rows = report["predictions"]
+    predictions = report["predictions"]
     needed = f"{report['least']:.2f} × is needed"
-    if not rows:
+    if not predictions:
         return f"nothing is predicted, {needed}"
-    best = max(rows, key=lambda row: -1 if row["measured"] is None else row["measured"])
-    said = f"{best['draft']} was predicted {best['speedup']:.2f} ×"
+    best = max(predictions, key=lambda row: -1 if row["measured"] is None else row["measured"])
+    reason = f"{best['draft']} was predicted {best['speedup']:.2f} ×"
     if best["measured"] is not None:
-        said += f", but decoded beside plain: {best['measured']:.2f} ×"
-    return f"{said}; {needed}"
+        reason += f", but decoded beside plain: {best['measured']:.2f} ×"
+    return f"{reason}; {needed}"
 
 
 def _expected(choice: dict[str, Any]) -> str:

@@ -80,7 +80,7 @@ def train(
                 target, records, own, loop, fixed, run.search, out, held, cache=cache, schedule=schedule
             )
         else:
-            found = train_draft(target, records, own, loop, out, held, cache, schedule)
+            draft = train_draft(target, records, own, loop, out, held, cache, schedule)
     if not state.is_main_process:
         return
     if run.search is not None:
@@ -90,10 +90,10 @@ def train(
         from .report import training_report
 
         seconds = round(time.monotonic() - start, 2)
-        print_json(training_report(target, records, held, found, out / "best", loop.steps, seconds))
+        print_json(training_report(target, records, held, draft, out / "best", loop.steps, seconds))
         return
     typer.echo(f"draft: {out / 'best'}")
-    if found.trained_from is not None:
+    if draft.trained_from is not None:
         typer.echo(f"its target, which changed: {out / 'best' / MODEL}")
 
 
@@ -135,13 +135,13 @@ def search(
             check_writer(target, records)
             records = answered(target, records, settings.max_new_tokens, _say)
         sets.append(records)
-    found = run(target, *sets, options, settings.out, _say)
-    report = search_report(target, sets[0], sets[1], found, settings.out)
+    draft = run(target, *sets, options, settings.out, _say)
+    report = search_report(target, sets[0], sets[1], draft, settings.out)
     if as_json:
         print_json(report)
         return
     held = report["held_out"]
-    typer.echo(f"left out: attention {_numbers(found.skip.attention)}; MLP {_numbers(found.skip.mlp)}")
+    typer.echo(f"left out: attention {_numbers(draft.skip.attention)}; MLP {_numbers(draft.skip.mlp)}")
     typer.echo(
         f"on held-out answers: tau {held['tau']:.2f}, {held['speedup_by_weights']:.2f} times plain decoding by weights"
     )
@@ -175,11 +175,11 @@ def generate_data(
         inputs.model, settings.engine, machine.device, settings.bundle, settings.max_new_tokens, settings.batch_size,
         machine.threads, _say,
     )  # fmt: skip
-    found = run(answers, records, settings.out, options, settings.shard_size, inputs.strict)
+    generated = run(answers, records, settings.out, options, settings.shard_size, inputs.strict)
     if as_json:
         from .report import generation_report
 
-        print_json(generation_report(answers, records, settings.out, found))
+        print_json(generation_report(answers, records, settings.out, generated))
         return
     typer.echo(f"data: {settings.out}")
 
@@ -221,23 +221,23 @@ def evaluate(
     if measured is not None:
         measured.bundle.check_model(target.name, target.fingerprint)
     with with_threads(target, machine.threads):
-        found = run(
+        evaluation = run(
             target, records, drafts, settings.draft_length, None if settings.given_text else settings.max_new_tokens,
             judged, measured, _say, answers is not None, settings.batch_size,
         )  # fmt: skip
     if as_json:
         name = None if measured is None else measured.name
-        print_json(reports.document(found, target.name, inputs.data, name))
+        print_json(reports.document(evaluation, target.name, inputs.data, name))
     else:
-        for line in reports.table(found):
+        for line in reports.table(evaluation):
             typer.echo(line)
     # Behind what was measured: a file that cannot be written takes none of that away.
     if answers is not None:
-        reports.write_answers(found, records, answers)
+        reports.write_answers(evaluation, records, answers)
     if plot is not None:
         from .evaluation.plot import plot_all
 
-        plot_all(found.drafts, plot)
+        plot_all(evaluation.drafts, plot)
 
 
 def register(app: typer.Typer) -> None:

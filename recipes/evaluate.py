@@ -45,7 +45,7 @@ def imitation_drafts(folders: Sequence[Path], model: Path, captioner: Captioner)
         OptionError: another kind, a network that looks at more than a row, or two folders of one name, or of an exit's.
         ExportError: no draft, or one of another model than `model`.
     """
-    found: dict[str, ImitationDraft] = {}
+    drafts: dict[str, ImitationDraft] = {}
     checkpoint, width = open_checkpoint(str(model)), captioner.model.get_output_embeddings().in_features
     for folder in folders:
         opened = open_draft(folder)
@@ -55,11 +55,11 @@ def imitation_drafts(folders: Sequence[Path], model: Path, captioner: Captioner)
             raise OptionError(
                 f"--draft {folder}: {what} is not measured here; `vlmexport eval` measures every kind"
             )
-        if folder.name in {*found, *exits(captioner)}:
+        if folder.name in {*drafts, *exits(captioner)}:
             raise OptionError(f"--draft {folder}: there is a {folder.name!r} already; rename the folder")
         draft.check_target(checkpoint.source, fingerprint(checkpoint), len(captioner.layers), width)
-        found[folder.name] = draft
-    return found
+        drafts[folder.name] = draft
+    return drafts
 
 
 def main() -> None:

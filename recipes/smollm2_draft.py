@@ -44,7 +44,7 @@ from .workshop import COMPARED, DRAFT_LENGTH, Workshop, cached_features
 PART = 64  # prompts that are answered between two looks at the clock
 ANSWER_SHARE, RESERVE = 0.45, 0.05  # of the time: for answers, and kept for the evaluation
 GENERATION_BATCH = 32  # records; a GPU answers a whole part together
-BATCH = 8  # records; a vocabulary of 49,152 makes rows of logits the largest tensors
+BATCH = 8  # records; a vocabulary of 49,152 makes logits the largest tensors
 VALIDATION = 64  # records, at most; 5 % of a smaller set
 LEAST_STEPS, MOST_STEPS = 50, 4000
 LEARNING_RATE = 1e-2  # after 120 steps the validation loss is 11.8, 10.0 and 8.8 at 1e-3, 3e-3 and 1e-2
@@ -71,13 +71,13 @@ class Progress:
 
     def __init__(self, folder: Path, limits: Limits, read_only: bool = False) -> None:
         self.path, self.read_only = folder / "recipe.json", read_only
-        self.found: dict[str, Any] = {"limits": asdict(limits), "seconds": {}}
+        self.record: dict[str, Any] = {"limits": asdict(limits), "seconds": {}}
         if self.path.exists():
-            self.found = json.loads(self.path.read_text("utf-8"))
+            self.record = json.loads(self.path.read_text("utf-8"))
         for name, value in asdict(limits).items():
-            if self.found["limits"].get(name) != value:
+            if self.record["limits"].get(name) != value:
                 raise OptionError(
-                    f"{folder} holds a run with {name} = {self.found['limits'].get(name)!r}, this one has "
+                    f"{folder} holds a run with {name} = {self.record['limits'].get(name)!r}, this one has "
                     f"{value!r}; give another --work"
                 )
         self._stage, self._since = "", 0.0
@@ -92,24 +92,24 @@ class Progress:
     def tick(self) -> None:
         """Writes the time until now, so that a kill loses little of the account."""
         now = time.perf_counter()
-        seconds = self.found["seconds"]
+        seconds = self.record["seconds"]
         seconds[self._stage] = round(seconds.get(self._stage, 0.0) + now - self._since, 3)
         self._since = now
         self.note()
 
     def note(self, **values: Any) -> None:
         """Keeps decisions and results."""
-        self.found |= values
+        self.record |= values
         if self.read_only:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.path) as out:
-            out.write((json.dumps(self.found, indent=1) + "\n").encode())
+            out.write((json.dumps(self.record, indent=1) + "\n").encode())
 
     @property
     def spent(self) -> float:
         """Seconds of all stages."""
-        return sum(self.found["seconds"].values())
+        return sum(self.record["seconds"].values())
 
 
 def make_draft(model: str, work: Path, out: Path, limits: Limits, device: str = "auto") -> dict[str, Any]:
@@ -122,13 +122,13 @@ def make_draft(model: str, work: Path, out: Path, limits: Limits, device: str = 
     target.check_layer(limits.layer)
     place = _place(target, work)
     progress = Progress(place, limits)
-    if "result" not in progress.found or not (out / "draft.json").exists():
+    if "result" not in progress.record or not (out / "draft.json").exists():
         workshop = _prepare(target, place, limits, progress)
         draft = _train(workshop, place, limits, progress)
         progress.note(result=_evaluate(workshop, draft, out, limits, progress))
-    seconds = progress.found["seconds"]
+    seconds = progress.record["seconds"]
     return {
-        **progress.found["result"],
+        **progress.record["result"],
         "seconds": {k: round(v, 1) for k, v in seconds.items()},
         "minutes": round(progress.spent / 60, 2),
         "draft": str(out),
@@ -136,14 +136,14 @@ def make_draft(model: str, work: Path, out: Path, limits: Limits, device: str = 
 
 
 def reopen(model: str, work: Path, device: str = "auto") -> Workshop:
-    """The cached rows of a finished run in `work`, whatever its limits were. OptionError if there is none."""
+    """The cached hidden states of a finished run in `work`, whatever its limits were. OptionError if there is none."""
     target = load_target(model, device)
     place = _place(target, work)
     path = place / "recipe.json"
-    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    if "result" not in found:
+    record = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if "result" not in record:
         raise OptionError(f"{work} holds no finished run for {target.name}; run the recipe to its end first")
-    limits = Limits(**found["limits"])
+    limits = Limits(**record["limits"])
     return _prepare(target, place, limits, Progress(place, limits, read_only=True))
 
 
@@ -152,7 +152,7 @@ def _place(target: Target, work: Path) -> Path:
 
 
 def _prepare(target: Target, place: Path, limits: Limits, progress: Progress) -> Workshop:
-    """Answers, and their rows at the draft layer; those that are held out too, so that what is left of the time is known."""
+    """Answers, and their hidden states at the draft layer; those that are held out too, so that what is left of the time is known."""
     records, heldout = _answers(target, place, limits, progress)
     told, checked = records.split(min(0.05, VALIDATION / len(records)))
     with progress.stage("cache"):
@@ -174,8 +174,8 @@ def _answers(target: Target, place: Path, limits: Limits, progress: Progress) ->
         progress.tick()
         parts, at, budget = [], 0, ANSWER_SHARE * 60 * limits.minutes
         # Once decided, the number stays: a resumed training must see the same data.
-        last = progress.found.get("answered", len(prompts))
-        while at < last and (not parts or "answered" in progress.found or progress.spent < budget):
+        last = progress.record.get("answered", len(prompts))
+        while at < last and (not parts or "answered" in progress.record or progress.spent < budget):
             chunk = prompts[at : min(at + PART, last)]
             parts.append(_answer(target, chunk, place, f"train-{at:05d}", limits.new_tokens))
             at += len(chunk)
@@ -193,24 +193,26 @@ def _answer(target: Target, prompts: list[str], place: Path, name: str, new_toke
     path, folder = place / "prompts" / f"{name}.jsonl", place / "answers" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), "utf-8")
-    asked = load_records(str(path), strict=True)
-    asked = RecordSet(name, [replace(r, key=f"{name}/{r.key}") for r in asked])
+    requests = load_records(str(path), strict=True)
+    requests = RecordSet(name, [replace(r, key=f"{name}/{r.key}") for r in requests])
     options = GenerationOptions(new_tokens)
     batch = GENERATION_BATCH if target.device.type == "cpu" else PART
-    generate_data(TorchAnswers(target, batch), asked, folder, options, len(prompts), report=lambda line: None)
+    generate_data(
+        TorchAnswers(target, batch), requests, folder, options, len(prompts), report=lambda line: None
+    )
     return load_records(str(folder), strict=True)
 
 
 def _train(workshop: Workshop, place: Path, limits: Limits, progress: Progress) -> ImitationDraft:
     """The best draft of a run that fills the time but for the evaluation's share."""
-    target, rows = workshop.target, workshop.features[limits.layer]
+    target, features = workshop.target, workshop.features[limits.layer]
 
     def trainer(steps: int, out: Path) -> Trainer:
         kind = ImitationOptions(limits.layer, **COMPARED)  # type: ignore[arg-type]
         options = LoopOptions(steps, BATCH, LEARNING_RATE, warmup=min(50, steps // 10))
         often = max(1, steps // VALIDATIONS)
         return Trainer(
-            partial(objective_for, kind), options, target, rows.train, rows.validation, workshop.data, out,
+            partial(objective_for, kind), options, target, features.train, features.validation, workshop.data, out,
             eval_every=often, save_every=min(often, 50), log_every=10, report=report,
             device=target.device,
         )  # fmt: skip
@@ -220,7 +222,7 @@ def _train(workshop: Workshop, place: Path, limits: Limits, progress: Progress) 
         _say(line)
 
     with progress.stage("train"):
-        steps = limits.steps or progress.found.get("steps")
+        steps = limits.steps or progress.record.get("steps")
         if steps is None:
             probe, timed = trainer(10**6, place / "probe"), 4
             probe.train(stop_after=1)
@@ -230,7 +232,7 @@ def _train(workshop: Workshop, place: Path, limits: Limits, progress: Progress) 
             progress.tick()
             left = 60 * limits.minutes * (1 - RESERVE) - progress.spent
             # A validation batch has no backward pass: about half a step.
-            extra = VALIDATIONS * -(-len(rows.validation) // BATCH) * 0.5
+            extra = VALIDATIONS * -(-len(features.validation) // BATCH) * 0.5
             steps = int(min(MOST_STEPS, max(LEAST_STEPS, left / step - extra)))
             _say(f"{step:.2f} s a step: {steps} steps")
         progress.note(steps=steps)
@@ -247,11 +249,11 @@ def _evaluate(
         draft.save(out, torch.float16)
         stored = ImitationDraft.load(out)
         networks = {"imitation": stored.network, "early_exit": nn.Identity()}
-        found = {k: _figures(workshop.heldout(limits.layer, n)) for k, n in networks.items()}
+        figures = {k: _figures(workshop.heldout(limits.layer, n)) for k, n in networks.items()}
         line = {"model": workshop.target.name, "layer": limits.layer, "draft_length": DRAFT_LENGTH}
-        line |= found["imitation"] | {"early_exit": found["early_exit"]}
+        line |= figures["imitation"] | {"early_exit": figures["early_exit"]}
         line |= {"heldout": len(workshop.features[limits.layer].heldout)}
-        line |= {"answered": progress.found["answered"], "steps": progress.found["steps"]}
+        line |= {"answered": progress.record["answered"], "steps": progress.record["steps"]}
         replace(stored, evaluation=draft.evaluation | {"heldout": line}).save(out, torch.float16)
     return line
 

@@ -80,11 +80,11 @@ def chat_prompts() -> tuple[list[str], list[str]]:
 def write(folder: Path) -> list[Path]:
     """`prompts.jsonl` and `heldout.jsonl` in `folder`, one record a line."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    paths = []
     for name, prompts in zip(("prompts", "heldout"), chat_prompts(), strict=True):
-        found.append(folder / f"{name}.jsonl")
-        found[-1].write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    return found
+        paths.append(folder / f"{name}.jsonl")
+        paths[-1].write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return paths
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def make_layers(
     workshop: Workshop, work: Path, out: Path, steps: int = LAYER_STEPS, batch: int = LAYER_BATCH
 ) -> list[Path]:
     """Trains a layer of EAGLE and one of ViSpec, this one in its two stages of half the steps each, for a decoder that
-    reads pictures among its rows (none for another), and writes them to ``out/eagle`` and ``out/vispec``."""
+    reads pictures among its embeddings (none for another), and writes them to ``out/eagle`` and ``out/vispec``."""
     target = workshop.target
     try:
         check_family(target.family)
@@ -169,13 +169,13 @@ def measure(workshop: Workshop, folders: Sequence[Path]) -> dict[str, dict[str, 
     bare = {d.layer: f"early-exit@{d.layer}" for d in drafts if isinstance(d, ImitationDraft)}
     names = [*map(str, folders), *bare.values()]
     held = whole_answers(workshop).forms
-    found: dict[str, dict[str, Acceptance]] = {
+    by_form: dict[str, dict[str, Acceptance]] = {
         form: evaluate_drafts(workshop.target, records, names, DRAFT_LENGTH, report=print)
         for form, records in held.items()
     }
 
     def of(name: str) -> dict[str, Any]:
-        parts = {form: by_draft[name] for form, by_draft in found.items()}
+        parts = {form: by_draft[name] for form, by_draft in by_form.items()}
         each = {form: figures([result]) for form, result in parts.items()}
         return figures(list(parts.values())) | ({"parts": each} if len(each) > 1 else {})
 

@@ -1,4 +1,4 @@
-"""A target with cached rows of its own answers, on which drafts are trained and compared."""
+"""A target with cached hidden states of its own answers, on which drafts are trained and compared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DRAFT_LENGTH = 5
 
 @dataclass
 class Features:
-    """Cached rows of one draft layer. Those that are held out are made when they are first asked for: not everybody measures
+    """Cached hidden states of one draft layer. Those that are held out are made when they are first asked for: not everybody measures
     a draft by rows."""
 
     train: CachedFeatures
@@ -86,7 +86,7 @@ class Answers:
 
 @dataclass
 class Workshop:
-    """A target with cached rows of its own answers. `batch`: records per step; `lr`: the learning rate that suits it;
+    """A target with cached hidden states of its own answers. `batch`: records per step; `lr`: the learning rate that suits it;
     `answers`: what the rows are of, for drafts that learn
     from whole texts."""
 
@@ -104,7 +104,7 @@ class Workshop:
     def train(self, kind: MedusaOptions, options: LoopOptions, out: Path) -> MedusaDraft: ...
 
     def train(self, kind: ImitationOptions | MedusaOptions, options: LoopOptions, out: Path) -> Draft:
-        """Runs, continues or (when complete) rereads one training run. Heads read the target's last rows, which are
+        """Runs, continues or (when complete) rereads one training run. Heads read the target's last hidden states, which are
         beside those of every draft layer."""
         features = self._features(kind.layer if isinstance(kind, ImitationOptions) else None)
         return Trainer(
@@ -134,9 +134,9 @@ class Workshop:
         """Acceptance of chains of Medusa heads on held-out answers."""
         measured = MeasuredHeads(self.target, draft, draft.network.config.heads)
         with torch.no_grad():
-            for rows in in_batches(self._features(None).heldout, self.batch):
-                last = rows.residuals[:, -1]
-                measured.add(last, self.target.head(last), rows)
+            for batch in in_batches(self._features(None).heldout, self.batch):
+                last = batch.residuals[:, -1]
+                measured.add(last, self.target.head(last), batch)
         return measured.result()
 
     def _features(self, layer: int | None) -> Features:

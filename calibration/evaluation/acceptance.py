@@ -144,7 +144,7 @@ class _Head(Protocol):
 
     @property
     def eos_token_ids(self) -> Collection[int]: ...
-    def head(self, rows: Tensor) -> Tensor: ...
+    def head(self, hidden_states: Tensor) -> Tensor: ...
 
 
 class Counted:
@@ -214,15 +214,15 @@ class Counted:
 class Count(Counted):
     """Collects the acceptance of a draft that proposes a token for every row."""
 
-    def add(self, drafted: Tensor, target: Tensor, rows: Rows) -> None:
+    def add(self, drafted: Tensor, target: Tensor, batch: Rows) -> None:
         """`drafted` and `target` are logits [N, V] of the batch's rows."""
-        if not len(rows):
+        if not len(batch):
             return
         self.shared += overlap(drafted, target).sum().item()
         self._rank(0, likeliest(drafted), target.argmax(-1))
         matches = agreement(drafted, target).cpu().numpy()
-        self._place(rows.positions.cpu().numpy(), matches)
-        self._replay(rows.records, rows.tokens, matches, greedy_cycles)
+        self._place(batch.positions.cpu().numpy(), matches)
+        self._replay(batch.records, batch.tokens, matches, greedy_cycles)
 
 
 @torch.no_grad()
@@ -232,6 +232,6 @@ def measure(
     """Acceptance of `network` (an `nn.Identity` is the early exit) over every record of `source`."""
     network.eval()
     count = Count(draft_length, target.eos_token_ids)
-    for rows in in_batches(source, batch_size):
-        count.add(target.head(network(rows.trunk)), target.head(rows.residuals[:, -1]), rows)
+    for batch in in_batches(source, batch_size):
+        count.add(target.head(network(batch.trunk)), target.head(batch.residuals[:, -1]), batch)
     return count.result()

@@ -56,18 +56,18 @@ class Measured(Protocol):
 
 @runtime_checkable
 class MeasuredRows(Measured, Protocol):
-    """A draft that reads the rows after `layer`, each by itself."""
+    """A draft that reads the hidden states after `layer`, each by itself."""
 
     layer: int
 
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
-        """Rows [N, E] after `layer`, the target's logits [N, V], and what they belong to."""
+    def add(self, trunk: Tensor, own: Tensor, batch: Rows) -> None:
+        """Hidden states [N, E] after `layer`, the target's logits [N, V], and what they belong to."""
         ...
 
 
 @runtime_checkable
 class MeasuredTexts(Measured, Protocol):
-    """A draft that reads whole texts, and the rows after layers `taps`."""
+    """A draft that reads whole texts, and the hidden states after layers `taps`."""
 
     taps: Sequence[int]
 
@@ -92,18 +92,18 @@ class _OnTrunk:
 
 
 class MeasuredSelfDraft(_OnTrunk):
-    """One that reads each row by itself."""
+    """One that reads each hidden state by itself."""
 
     def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
         super().__init__(target, draft, draft_length)
         self.layer = draft.layer
 
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
-        self._count.add(self._target.head(self._network(trunk)), own, rows)
+    def add(self, trunk: Tensor, own: Tensor, batch: Rows) -> None:
+        self._count.add(self._target.head(self._network(trunk)), own, batch)
 
 
 class MeasuredAttending(_OnTrunk):
-    """One that looks back at earlier rows."""
+    """One that looks back at earlier hidden states."""
 
     def __init__(self, target: Target, draft: ImitationDraft, draft_length: int) -> None:
         super().__init__(target, draft, draft_length)
@@ -112,10 +112,10 @@ class MeasuredAttending(_OnTrunk):
     def add(self, texts: Texts) -> None:
         """Whole texts."""
         (layer,), head = self.taps, self._target.head
-        places, rows = rows_of(texts, layer)
-        if len(rows):
+        places, batch = rows_of(texts, layer)
+        if len(batch):
             drafted = head(self._network(texts.taps[layer])[places])
-            self._count.add(drafted, head(rows.residuals[:, -1]), rows)
+            self._count.add(drafted, head(batch.residuals[:, -1]), batch)
 
 
 class MeasuredHeads:
@@ -137,14 +137,14 @@ class MeasuredHeads:
     def cycles(self) -> Stats:
         return self._count.cycles
 
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
+    def add(self, trunk: Tensor, own: Tensor, batch: Rows) -> None:
         network, lm_head = self._network, self._target.lm_head.weight
         logits = network(self._target.features(trunk), lm_head)  # [N, heads, V]
         best, first = likeliest(logits), logits[:, 0]
         if network.config.trimmed is not None:
             best = network.d2t[best]
             first = torch.full_like(own, -torch.inf).index_copy_(1, network.d2t, first)
-        self._count.add(best, ahead(rows, network.config.heads), first, own, rows)
+        self._count.add(best, ahead(batch, network.config.heads), first, own, batch)
 
 
 class MeasuredLayer:

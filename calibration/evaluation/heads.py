@@ -32,16 +32,16 @@ def head_cycles(hits: Sequence[Sequence[bool]], draft_length: int, ended: bool =
 class HeadCount(Counted):
     """Collects the acceptance of heads; `agreement` and `overlap` are of head 1."""
 
-    def add(self, best: Tensor, wanted: Tensor, first: Tensor, target: Tensor, rows: Rows) -> None:
-        """`best` int64 [N, heads, ranks], `wanted` int64 [N, heads] (−100: unknown), logits [N, V] of head 1 and of the
+    def add(self, best: Tensor, expected: Tensor, first: Tensor, target: Tensor, batch: Rows) -> None:
+        """`best` int64 [N, heads, ranks], `expected` int64 [N, heads] (−100: unknown), logits [N, V] of head 1 and of the
         target."""
-        if not len(rows):
+        if not len(batch):
             return
-        for head in range(wanted.shape[1]):
-            known = wanted[:, head] >= 0
-            self._rank(head, best[known, head], wanted[known, head])
-        right = (best[:, :, 0] == wanted).cpu().numpy()
-        places = np.flatnonzero((wanted[:, 0] >= 0).cpu().numpy())
+        for head in range(expected.shape[1]):
+            known = expected[:, head] >= 0
+            self._rank(head, best[known, head], expected[known, head])
+        right = (best[:, :, 0] == expected).cpu().numpy()
+        places = np.flatnonzero((expected[:, 0] >= 0).cpu().numpy())
         self.shared += overlap(first[places], target[places + 1]).sum().item()
-        self._place(rows.positions.cpu().numpy()[places] + 1, right[places, 0])
-        self._replay(rows.records, rows.tokens, right, head_cycles)
+        self._place(batch.positions.cpu().numpy()[places] + 1, right[places, 0])
+        self._replay(batch.records, batch.tokens, right, head_cycles)

@@ -40,7 +40,7 @@ class LayerCount(Counted):
 
     @torch.no_grad()
     def add(self, texts: Texts, features: Callable[[Tensor], Tensor]) -> None:
-        """`features` maps the target's last rows to what its LM head reads."""
+        """`features` maps the target's last hidden states to what its LM head reads."""
         if not len(texts):
             return
         network, learned, given = self._layer, texts.learned, features(texts.hidden)

@@ -58,7 +58,7 @@ class _Prefix:
         """Σ log p of the tokens of each of these continuations."""
         target = self._target
         sums = self._first[[answer[0] for answer in answers]].double()
-        # What is behind a text's end is seen by none of its rows.
+        # What is behind a text's end is seen by none of its tokens.
         ids = padded([answer[:-1] for answer in answers], 0)[0].to(target.device)
         if ids.shape[1]:
             hidden_states = _decoder(target.model)(input_ids=ids, **self._given(*ids.shape)).last_hidden_state
@@ -78,14 +78,16 @@ class _Prefix:
             cross = Cache([_Read(layer.keys, layer.values, count) for layer in self._cross.layers])
             given["past_key_values"] = EncoderDecoderCache(own, cross)
             given["encoder_hidden_states"] = self._states.expand(count, -1, -1)
-        if self._target.decoder.position == "mrope":  # behind a picture they are not as many as its rows
+        if (
+            self._target.decoder.position == "mrope"
+        ):  # behind a picture they are not as many as its embeddings
             places = self._next + torch.arange(length, device=self._target.device)
             given["position_ids"] = places.expand(3, count, length)
         return given
 
 
 class _Read(DynamicLayer):
-    """Keys and values [1, heads, rows, D] that `count` texts look at; what these add is kept nowhere, so that no more than one
+    """Keys and values [1, heads, T, D] that `count` texts look at; what these add is kept nowhere, so that no more than one
     layer's copies are in memory."""
 
     def __init__(self, keys: Tensor, values: Tensor, count: int) -> None:
@@ -101,7 +103,7 @@ class _Read(DynamicLayer):
 
 
 def _decoder(model: Any) -> Any:
-    """The innermost part of a model that reads tokens and gives rows behind the final norm."""
+    """The innermost part of a model that reads tokens and gives hidden states behind the final norm."""
     while (inner := model.get_decoder()) is not model:
         model = inner
     return model

@@ -120,7 +120,7 @@ def _measured(
     machine: Machine | None,
     batch_size: int,
 ) -> dict[str, Acceptance]:
-    """The figures of every draft over the records. The target reads them once for drafts that look at rows, once for those
+    """The figures of every draft over the records. The target reads them once for drafts that look at single hidden states, once for those
     that look at whole texts, and once, each by itself, for its own self without sublayers."""
     by_row = [measured for measured in drafts.values() if isinstance(measured, MeasuredRows)]
     by_text = [measured for measured in drafts.values() if isinstance(measured, MeasuredTexts)]
@@ -160,11 +160,11 @@ def _with_speed(target: Target, measured: Measured, machine: Machine | None) -> 
     return replace(result, bound=most, speedup=predicted)
 
 
-def _add_rows(target: Target, drafts: Sequence[MeasuredRows], rows: Rows, trunks: dict[int, Tensor]) -> None:
-    if len(rows):
-        own = target.head(rows.residuals[:, -1])
+def _add_rows(target: Target, drafts: Sequence[MeasuredRows], batch: Rows, trunks: dict[int, Tensor]) -> None:
+    if len(batch):
+        own = target.head(batch.residuals[:, -1])
         for measured in drafts:
-            measured.add(trunks[measured.layer], own, rows)
+            measured.add(trunks[measured.layer], own, batch)
 
 
 def answered(

@@ -36,9 +36,9 @@ TOGETHER = 64
 class Known:
     """What the target made of one text of n tokens behind a prompt: all that a draft reads.
 
-    `entering` [N, E] are rows that enter layer 0, positions included, `embedded` the embeddings of those of the text's
+    `entering` [N, E] are hidden states that enter layer 0, positions included, `embedded` the embeddings of those of the text's
     tokens that were read, [n − 1, E]; `angles` (cos, sin) [N, D / 2] where positions are rotary; `mask` [heads, N, N] as a
-    graph takes it; `caches` and `cross` (keys, values) [1, heads, rows, D] by layer. `first` is the slot of the first token.
+    graph takes it; `caches` and `cross` (keys, values) [1, heads, T, D] by layer. `first` is the slot of the first token.
     """
 
     tokens: tuple[int, ...]
@@ -73,7 +73,7 @@ def known(target: Target, record: Record) -> Known:
     seen: dict[str, Any] = {}
 
     def enters(_layer: Any, args: Any, kwargs: Any) -> None:
-        seen["rows"] = args[0] if args else kwargs["hidden_states"]
+        seen["hidden_states"] = args[0] if args else kwargs["hidden_states"]
         seen["angles"] = kwargs.get("position_embeddings")
 
     def biased(_layer: Any, _args: Any, output: Any) -> None:
@@ -93,10 +93,10 @@ def known(target: Target, record: Record) -> Known:
     return Known(
         answer,
         first,
-        seen["rows"][0],
+        seen["hidden_states"][0],
         target.embed(torch.tensor(answer[:-1], device=target.device)),
         _halves(seen["angles"]),
-        _mask(family, seen["rows"].shape[1], seen.get("bias")).to(target.device),
+        _mask(family, seen["hidden_states"].shape[1], seen.get("bias")).to(target.device),
         [(layer.keys, layer.values) for layer in own.layers],
         [] if cross is None else [(layer.keys, layer.values) for layer in cross.layers],
         output.logits[0, first:],

@@ -1,4 +1,4 @@
-"""A folder in which rows of a frozen target are kept: its name, what it says of itself, and one process at a time that makes it."""
+"""A folder in which hidden states of a frozen target are kept: its name, what it says of itself, and one process at a time that makes it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def write_meta(place: Path, target: Target, records: RecordSet, dtype: str, **fu
 
 
 def check_cache_dtype(dtype: str) -> None:
-    """OptionError unless rows are kept in it."""
+    """OptionError unless hidden states are kept in it."""
     if dtype not in CACHE_DTYPES:
         raise OptionError(f"--cache-dtype {dtype!r}: choose one of {', '.join(CACHE_DTYPES)}")
 

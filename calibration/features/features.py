@@ -1,4 +1,4 @@
-"""Where training rows come from: the target run live, or its rows cached once in flat files.
+"""Where training rows come from: the target run live, or its hidden states cached once in flat files.
 
 The imitation network is stateless and the target frozen, so a row never changes: cached, an epoch costs
 two small matrix products per row instead of a pass of the target. A target that learns is run live.
@@ -57,9 +57,9 @@ class FeatureSource(Source[Rows], Protocol):
 def in_batches(source: Source[Batch], size: int) -> Iterator[Batch]:
     """All rows of a source, `size` records at a time; records without a row give nothing."""
     for at in range(0, len(source), size):
-        rows = source.rows(range(at, min(at + size, len(source))))
-        if len(rows):
-            yield rows
+        batch = source.rows(range(at, min(at + size, len(source))))
+        if len(batch):
+            yield batch
 
 
 class LiveFeatures:
@@ -118,11 +118,11 @@ def build_cache(
     dtype: str = "float16",
     batch_size: int = 64,
 ) -> Path:
-    """Caches the rows of `records` for draft layers `layers`; an interrupted build continues, a finished one is kept, and one
+    """Caches the hidden states of `records` for draft layers `layers`; an interrupted build continues, a finished one is kept, and one
     that another process makes is waited for.
 
     Args:
-        target: whose rows. records: with tokens or answers.
+        target: whose hidden states. records: with tokens or answers.
         layers: whose outputs to keep, each in a file of its own, so that layers can be added later.
         folder: a subfolder named by the target's fingerprint, the data and the dtype is made in it.
         dtype: `float16` or `float32`. batch_size: records per pass of the target.
@@ -176,11 +176,11 @@ def _build(
         if not start:
             _reserve(partial, math.prod(shape) * item)
         stores[key] = np.memmap(partial, dtype, "r+", shape=shape)
-    wanted = [n for n in layers if f"trunk.{n}" in names] or list(layers)
+    numbers = [n for n in layers if f"trunk.{n}" in names] or list(layers)
     for at in range(start, len(records), batch_size):
         chunk = records[at : at + batch_size]
-        rows, trunks = target.rows(chunk, wanted)
-        outputs = {f"trunk.{n}": trunk for n, trunk in trunks.items()} | {"residuals": rows.residuals}
+        batch, trunks = target.rows(chunk, numbers)
+        outputs = {f"trunk.{n}": trunk for n, trunk in trunks.items()} | {"residuals": batch.residuals}
         span = slice(int(offsets[at]), int(offsets[at + len(chunk)]))
         for key, store in stores.items():
             store[span] = stored(outputs[key], dtype, target.name)

@@ -19,7 +19,7 @@ class TextFeatures:
     """Runs the target for every batch of records."""
 
     def __init__(self, target: Target, records: RecordSet, taps: Sequence[int] = ()) -> None:
-        """`taps`: numbers of layers whose rows are wanted, too."""
+        """`taps`: numbers of layers whose hidden states are wanted, too."""
         self.target, self.records, self.taps = target, records, taps
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class TextFeatures:
 def rows_of(texts: Texts, layer: int, residuals: Sequence[int] = ()) -> tuple[Tensor, Rows]:
     """(places bool [B, T], what a draft behind `layer` learns there): the rows of `Target.rows`, in their order.
 
-    `residuals`: rising numbers of layers among the texts' `taps` whose rows come before the last layer's.
+    `residuals`: rising numbers of layers among the texts' `taps` whose hidden states come before the last layer's.
     """
     # At a place of `learned` the draft of a layer of its own stands one row behind: what it makes is the next row.
     places = torch.zeros_like(texts.learned)

@@ -35,7 +35,7 @@ SAVED_EVERY = 8
 
 @dataclass(frozen=True)
 class Kept:
-    """One file of rows: int32 or the cache's dtype, `width` numbers each."""
+    """One file of a table: int32 or the cache's dtype, `width` numbers each."""
 
     name: str
     dtype: str
@@ -129,8 +129,8 @@ def build_text_cache(
     waited for, and taps can be added.
 
     Args:
-        target: whose rows. records: with tokens or answers.
-        taps: numbers of layers whose rows are kept beside the last one's.
+        target: whose hidden states. records: with tokens or answers.
+        taps: numbers of layers whose hidden states are kept beside the last one's.
         folder: a subfolder named by the target's fingerprint, the data and the dtype is made in it.
         dtype: `float16` or `float32`. batch_size: records per pass of the target.
 
@@ -208,13 +208,13 @@ def _sync(file: BinaryIO) -> None:
 
 
 def _files(width: int, dtype: str, taps: Iterable[int]) -> list[Kept]:
-    """`records`: places of a text and the first that is learned. `pictures`: record, place of the first row, rows, time
+    """`records`: places of a text and the first that is learned. `pictures`: record, place of the first embedding, embeddings, time
     steps (1 but for a video)."""
-    rows = ("hidden", *(f"tap.{tap}" for tap in sorted(set(taps))), "picture_rows")
+    names = ("hidden", *(f"tap.{tap}" for tap in sorted(set(taps))), "picture_rows")
     sizes = {"records": 2, "tokens": 1, "pictures": 4}
     return [
         *(Kept(name, "int32", size) for name, size in sizes.items()),
-        *(Kept(name, dtype, width) for name in rows),
+        *(Kept(name, dtype, width) for name in names),
     ]
 
 

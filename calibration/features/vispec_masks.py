@@ -1,6 +1,6 @@
 """What a ViSpec layer sees of the pictures in whole texts (arXiv 2509.15235, section 3.1).
 
-Every pair keeps its place; those of a picture's rows are hidden but for the last, where the picture's tokens stand. That
+Every pair keeps its place; those of a picture's embeddings are hidden but for the last, where the picture's tokens stand. That
 is what the runtime computes, which leaves the hidden ones out. Of a video every time step is a picture, and text behind it
 knows the mean of their global features.
 """

@@ -32,7 +32,7 @@ MEMORY_SHARE = 0.5
 class BundleAnswers:
     """`Answers` by a bundle. A small model runs once per core, each in a process of its own (`Workers`): its matrices
     are too small to share the work on one of them, and its passes so short that threads would wait for each other's
-    Python. It answers in waves: every sequence of a batch attends over as many rows as the longest has, and that costs
+    Python. It answers in waves: every sequence of a batch attends over as many cache entries as the longest has, and that costs
     a small model more than the places which a wave leaves empty at its end. Unless memory is short, waves are the same
     on any number of cores, and so are their answers. One alone is decoded in this process: others would take about as
     long to start as they save. Without a draft of its own a small model decodes plainly: looking up what comes next

@@ -44,6 +44,6 @@ def objective_for(options: Options, target: LearnedTarget, counts: Counts | None
     """A new, untrained draft of the kind that `options` belong to; `counts` are of the training data's tokens."""
     for module, name, own in KINDS.values():
         if type(options).__name__ == own:
-            found: Any = getattr(import_module(f".{module}", __name__), name)
-            return found(options, target, counts)
+            objective: Any = getattr(import_module(f".{module}", __name__), name)
+            return objective(options, target, counts)
     raise TypeError(f"{type(options).__name__} are no options of a draft kind")

@@ -37,11 +37,11 @@ class LearnedTarget(Protocol):
     def decoder(self) -> DecoderShape: ...
     @property
     def hidden_size(self) -> int: ...
-    def head(self, rows: Tensor) -> Tensor:
+    def head(self, hidden_states: Tensor) -> Tensor:
         """[..., E] before the final norm to logits [..., V]."""
         ...
 
-    def features(self, rows: Tensor) -> Tensor:
+    def features(self, hidden_states: Tensor) -> Tensor:
         """[..., E] before the final norm to what the LM head reads."""
         ...
 

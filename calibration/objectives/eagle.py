@@ -49,16 +49,16 @@ class EagleObjective(LayerObjective):
         total = features.new_zeros(())
         parts: dict[str, Tensor] = {}
         steps = unrolled(self.network, batch.embedded, given, 1 + options.own_steps)
-        for step, rows in enumerate(steps):
+        for step, draft_features in enumerate(steps):
             learned = batch.learned & shifted(batch.learned, step)
-            wanted = shifted(features, step + 1)[learned]
-            logits = self.network.logits(rows[learned], target.lm_head.weight)
+            expected = shifted(features, step + 1)[learned]
+            logits = self.network.logits(draft_features[learned], target.lm_head.weight)
             with torch.no_grad():
-                own = target.lm_head(wanted)
-            if not len(wanted):
+                own = target.lm_head(expected)
+            if not len(expected):
                 break
             kept = None if self.network.config.trimmed is None else self.network.d2t
-            distance = losses.smooth_l1(rows[learned], wanted)
+            distance = losses.smooth_l1(draft_features[learned], expected)
             surprise = losses.soft_cross_entropy(logits, own, kept)
             if step == 0:
                 parts |= {"features": distance, "tokens": surprise}

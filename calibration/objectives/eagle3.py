@@ -1,6 +1,6 @@
 """EAGLE-3 in training: the layer learns what to say after every step that it will take by itself, from tokens alone.
 
-(Li et al., arXiv 2503.01840, section 3.1: no loss between features; step j reads what step j − 1 gave, sees the target's rows up
+(Li et al., arXiv 2503.01840, section 3.1: no loss between features; step j reads what step j − 1 gave, sees the target's hidden states up
 to its place and its own behind it, and counts 0.8^j. Σ_j 0.8^j of the cross entropy with the target's distribution, over the
 draft's tokens where it has some only; places whose likeliest token is not among these are left out.)
 """
@@ -48,22 +48,24 @@ class Eagle3Objective(LayerObjective):
         total = features.new_zeros(())
         parts: dict[str, Tensor] = {}
         kept = None if network.config.trimmed is None else network.d2t
-        for step, rows in enumerate(unrolled(network, batch.embedded, given, 1 + options.own_steps)):
+        for step, draft_features in enumerate(
+            unrolled(network, batch.embedded, given, 1 + options.own_steps)
+        ):
             learned = batch.learned & shifted(batch.learned, step)
-            wanted = shifted(features, step + 1)[learned]
-            if not len(wanted):
+            expected = shifted(features, step + 1)[learned]
+            if not len(expected):
                 break
             with torch.no_grad():
-                own = target.lm_head(wanted)
+                own = target.lm_head(expected)
                 best = own.argmax(-1)
-            logits = network.logits(rows[learned])
-            said = logits.argmax(-1) if kept is None else kept[logits.argmax(-1)]
+            logits = network.logits(draft_features[learned])
+            drafted = logits.argmax(-1) if kept is None else kept[logits.argmax(-1)]
             known = torch.ones_like(best, dtype=torch.bool) if kept is None else torch.isin(best, kept)
             if known.any():
                 surprise = losses.soft_cross_entropy(logits[known], own[known], kept)
                 total = total + options.own_decay**step * surprise
                 if step == 0:
                     parts["tokens"] = surprise
-            parts[f"hit{step + 1}"] = (said == best).float().mean()
+            parts[f"hit{step + 1}"] = (drafted == best).float().mean()
         parts["loss"] = total
         return total, {name: value.detach() for name, value in parts.items()}

@@ -21,7 +21,7 @@ from .teacher_fusion import fusion_for
 
 
 class ImitationObjective(Objective):
-    """Losses of a draft's rows against a target's rows."""
+    """Losses of a draft's hidden states against a target's."""
 
     kind = ImitationDraft.kind
     shown = {"Σmin(p,q)": "overlap", "agreement": "agreement"}
@@ -53,7 +53,7 @@ class ImitationObjective(Objective):
     def compare(
         self, drafted: Tensor, batch: Rows, target: LearnedTarget
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of drafted rows [N, E], which enter the target's head."""
+        """The loss of drafted hidden states [N, E], which enter the target's head."""
         options = self.options
         logits = target.head(drafted)
         with torch.no_grad():
@@ -106,10 +106,10 @@ class ImitationObjective(Objective):
 
 
 class AttendingObjective(ImitationObjective):
-    """The same losses at the same rows for a network with attention, which sees the whole text before each, its prompt too."""
+    """The same losses at the same positions for a network with attention, which sees the whole text before each, its prompt too."""
 
     def loss(self, batch: Texts, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
         """As `ImitationObjective`."""
         layer = self.options.layer
-        places, rows = rows_of(batch, layer, self.options.fused(target.num_layers))
-        return self.compare(self.network(batch.taps[layer])[places], rows, target)
+        places, targets = rows_of(batch, layer, self.options.fused(target.num_layers))
+        return self.compare(self.network(batch.taps[layer])[places], targets, target)

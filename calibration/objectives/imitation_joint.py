@@ -2,7 +2,7 @@
 
 (arXiv 2510.22641, appendix C and section 5.1.) In the first steps of `--fine-tune` the target learns alone, from the texts; in
 those of `--joint` after them both learn, L = CE of the target's own next token + weight · the draft's loss; then the target stays
-as it is, and the network goes on. The draft's loss reaches the target by the rows that the network reads and by the head that it
+as it is, and the network goes on. The draft's loss reaches the target by the hidden states that the network reads and by the head that it
 uses, but not by what it is compared with: the target's distribution and its fused residuals have no gradient, so that neither
 can be moved towards the draft. The draft learns from the second token of an answer on, the target from the first.
 """

@@ -78,15 +78,15 @@ class JointObjective(Objective):
 
     def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Draft:
         """The draft, which fits the target as it is now and says where that came from."""
-        found = super().draft(provenance, evaluation)
-        assert isinstance(found, TrainedDraft)
+        draft = super().draft(provenance, evaluation)
+        assert isinstance(draft, TrainedDraft)
         origin = self.decoder.origin
-        found.target = found.target | {
+        draft.target = draft.target | {
             "name": f"{origin.name}, changed by {self.method}",
             "fingerprint": self.decoder.fingerprint,
             "trained_from": {"name": origin.name, "fingerprint": origin.fingerprint},
         }
-        return found
+        return draft
 
     def save(self, draft: Draft, folder: Path) -> None:
         """The target first: `draft.json`, which names its weights, is the last file."""

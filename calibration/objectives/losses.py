@@ -1,7 +1,7 @@
-"""Losses between a draft and its target, as pure functions of rows.
+"""Losses between a draft and its target, as pure functions of hidden states and logits.
 
-Shapes: N rows, V words, E width, K fused residuals. Logits of any float dtype; softmax in float32.
-p is the target's distribution, q the draft's. Every loss is a mean over rows (a scalar).
+Shapes: N positions, V words, E width, K fused residuals. Logits of any float dtype; softmax in float32.
+p is the target's distribution, q the draft's. Every loss is a mean over positions (a scalar).
 
 Greedy or sampled, a drafted token is accepted with probability Σ min(p, q) = 1 − TV(p, q) (Leviathan et al.,
 arXiv 2211.17192), so `total_variation` is the loss that is the acceptance, and the others are its surrogates.
@@ -47,9 +47,9 @@ def distillation(draft_logits: Tensor, target_logits: Tensor, distance: str) -> 
     return functions[distance](draft_logits, target_logits)
 
 
-def cosine_distance(rows: Tensor, fused: Tensor) -> Tensor:
-    """1 − cos(row, fused row), both [N, E]."""
-    return (1.0 - F.cosine_similarity(rows.float(), fused.float(), dim=-1)).mean()
+def cosine_distance(hidden_states: Tensor, fused: Tensor) -> Tensor:
+    """1 − cos(hidden state, fused one), both [N, E]."""
+    return (1.0 - F.cosine_similarity(hidden_states.float(), fused.float(), dim=-1)).mean()
 
 
 def average_fusion(residuals: Tensor) -> Tensor:
@@ -71,11 +71,11 @@ def attention_fusion(residuals: Tensor, query: Tensor, key: Tensor) -> Tensor:
     Args:
         query, key: W_q and W_k, [E, E].
     """
-    rows = residuals.float()
-    normed = F.rms_norm(rows, rows.shape[-1:])
-    asked = normed[:, -1] @ query.T
-    scores = torch.einsum("ne,nke->nk", asked, normed @ key.T) / rows.shape[-1] ** 0.5
-    return torch.einsum("nk,nke->ne", scores.softmax(-1), rows)
+    values = residuals.float()
+    normed = F.rms_norm(values, values.shape[-1:])
+    queries = normed[:, -1] @ query.T
+    scores = torch.einsum("ne,nke->nk", queries, normed @ key.T) / values.shape[-1] ** 0.5
+    return torch.einsum("nk,nke->ne", scores.softmax(-1), values)
 
 
 def overlap(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
@@ -88,9 +88,9 @@ def agreement(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     return draft_logits.argmax(-1) == target_logits.argmax(-1)
 
 
-def smooth_l1(rows: Tensor, wanted: Tensor, beta: float = 1.0) -> Tensor:
-    """Mean over rows and widths of |x|²/(2·beta) below `beta` and |x| − beta/2 above, x = row − wanted, both [N, E]."""
-    return F.smooth_l1_loss(rows.float(), wanted.float(), beta=beta)
+def smooth_l1(features: Tensor, expected: Tensor, beta: float = 1.0) -> Tensor:
+    """Mean over positions and widths of |x|²/(2·beta) below `beta` and |x| − beta/2 above, x = features − expected, both [N, E]."""
+    return F.smooth_l1_loss(features.float(), expected.float(), beta=beta)
 
 
 def cross_entropies(draft_logits: Tensor, tokens: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def list_mle(draft_logits: Tensor, ranked: Tensor) -> Tensor:
     return (left - picked).sum(-1).mean()
 
 
-def with_noise(rows: Tensor, scale: float, generator: torch.Generator | None = None) -> Tensor:
-    """`rows` with uniform noise in ±scale/2 added, as EAGLE trains (scale 0.2 there) to bear its own errors."""
-    noise = torch.rand(rows.shape, generator=generator, device=rows.device, dtype=rows.dtype)
-    return rows + (noise - 0.5) * scale
+def with_noise(features: Tensor, scale: float, generator: torch.Generator | None = None) -> Tensor:
+    """`features` with uniform noise in ±scale/2 added, as EAGLE trains (scale 0.2 there) to bear its own errors."""
+    noise = torch.rand(features.shape, generator=generator, device=features.device, dtype=features.dtype)
+    return features + (noise - 0.5) * scale

@@ -56,14 +56,14 @@ class MedusaObjective(Objective):
         return total, {name: value.detach() for name, value in parts.items()}
 
     def heads_loss(
-        self, rows: Tensor, batch: Rows, target: LearnedTarget
+        self, features: Tensor, batch: Rows, target: LearnedTarget
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(Σ_k decay^k · CE_k, its parts) of heads on what the LM head reads, [N, E].
 
         Parts have each head's cross entropy and its share of right first proposals, over the rows that know the
         token, and `expected`, the tokens of a cycle if heads were independent.
         """
-        logits = self.network(rows, target.lm_head.weight)
+        logits = self.network(features, target.lm_head.weight)
         labels = heads_labels(self.network, batch)
         means = losses.cross_entropies(logits, labels)
         right = (logits.detach().argmax(-1) == labels) & (labels >= 0)
@@ -111,11 +111,11 @@ def ahead(batch: Rows, heads: int) -> Tensor:
     `tokens[r]` is what the LM head says after row r; head k looks k tokens further, within the same record.
     """
     count = len(batch)
-    found = torch.full((count, heads), -100, dtype=torch.long, device=batch.tokens.device)
+    tokens = torch.full((count, heads), -100, dtype=torch.long, device=batch.tokens.device)
     for k in range(1, min(heads, count - 1) + 1):
         same = batch.records[k:] == batch.records[:-k]
-        found[:-k, k - 1] = torch.where(same, batch.tokens[k:], -100)
-    return found
+        tokens[:-k, k - 1] = torch.where(same, batch.tokens[k:], -100)
+    return tokens
 
 
 def heads_labels(network: MedusaHeads, batch: Rows) -> Tensor:
@@ -129,7 +129,7 @@ def heads_labels(network: MedusaHeads, batch: Rows) -> Tensor:
 
 
 def heads_logits(network: MedusaHeads, batch: Rows, target: LearnedTarget) -> Tensor:
-    """Logits [N, heads, proposed] after the target's last rows."""
+    """Logits [N, heads, proposed] after the target's last hidden states."""
     return network(target.features(batch.residuals[:, -1]), target.lm_head.weight)
 
 

@@ -48,9 +48,9 @@ class JointMedusaObjective(JointObjective, MedusaObjective):
     def loss(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
         """base + λ · heads; parts also have the two, and each head's."""
         assert self.options.head_weight is not None, "options are completed by the loop's"
-        rows = target.features(batch.residuals[:, -1])
-        base = losses.cross_entropy(target.lm_head(rows), batch.tokens)
-        heads, parts = self.heads_loss(rows, batch, target)
+        features = target.features(batch.residuals[:, -1])
+        base = losses.cross_entropy(target.lm_head(features), batch.tokens)
+        heads, parts = self.heads_loss(features, batch, target)
         total = base + self.options.head_weight * heads
         parts |= {"loss": total, "base": base, "heads": heads}
         return total, {name: value.detach() for name, value in parts.items()}

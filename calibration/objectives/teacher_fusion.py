@@ -2,7 +2,7 @@
 
 FastVLM (arXiv 2510.22641, section 3.2) averages the last four, concatenates them before a linear layer, or pools them by an
 attention whose query is the last one. Its linear layer and its attention are trained by the cosine itself, which can then be
-met by moving what it aims at: a linear layer may turn to whatever the draft's rows say already. Here they learn, unless asked
+met by moving what it aims at: a linear layer may turn to whatever the draft's hidden states say already. Here they learn, unless asked
 otherwise, from a loss of their own, the cross entropy of the fused row through the target's head, and the cosine sees their
 result without a gradient. Fusions are trained beside the draft and are no part of it.
 """

@@ -50,11 +50,11 @@ class Options:
         """
         values = {name: value for name, value in given.items() if value is not None}
         if preset is not None:
-            found = cls.presets.get(preset.lower())
-            if found is None:
+            preset_values = cls.presets.get(preset.lower())
+            if preset_values is None:
                 known = ", ".join(cls.presets) or "none for this draft"
                 raise OptionError(f"unknown --preset {preset!r}; choose one of {known}")
-            values |= found
+            values |= preset_values
         for one in fields(cls):  # type: ignore[arg-type]
             if one.default is None and one.metadata.get("required") and one.name not in values:
                 raise OptionError(f"give {flag_of(one.name, one.metadata)}: {one.metadata['help']}")
@@ -66,24 +66,24 @@ class Options:
         return {one.name: one.default for one in fields(cls)}  # type: ignore[arg-type]
 
     def feature_layer(self, target: Any) -> int:
-        """Which layer's output rows are `Rows.trunk` for this draft: the last layer's unless a kind says otherwise.
+        """Which layer's hidden states are `Rows.trunk` for this draft: the last layer's unless a kind says otherwise.
 
         Raises OptionError when the target has no such layer.
         """
         return target.num_layers
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
-        """Layers, of so many, whose rows a draft learns from beside the last one's."""
+        """Layers, of so many, whose hidden states a draft learns from beside the last one's."""
         return ()
 
     @property
     def whole_texts(self) -> bool:
-        """Whether the draft learns from whole texts (`Texts`), prompts included, in place of single rows."""
+        """Whether the draft learns from whole texts (`Texts`), prompts included, in place of single positions."""
         return False
 
     @property
     def changes_target(self) -> bool:
-        """Whether the target learns too, so that its rows are others after every step."""
+        """Whether the target learns too, so that its hidden states are others after every step."""
         return False
 
     def completed(self, loop: LoopOptions) -> Options:

@@ -95,40 +95,40 @@ class VispecObjective(LayerObjective):
         features = target.features(batch.hidden)
         given = noisy(features, options.feature_noise) if self.training else features
         sight = sight_of(self.network, batch)
-        wanted = shifted(features, 1)[learned]
+        expected = shifted(features, 1)[learned]
         with torch.no_grad():
-            own = target.lm_head(wanted)
+            own = target.lm_head(expected)
         kept = None if layer.config.trimmed is None else layer.d2t
         total = features.new_zeros(())
         parts: dict[str, Tensor] = {}
         for reading in range(options.readings):
-            (rows,) = unrolled(self.network, batch.embedded, given, 1, sight.visible, sight.beside)
-            logits = self.network.logits(rows[learned], target.lm_head.weight)
-            found = self._compared(rows[learned], wanted, logits, own, kept)
-            weighted = torch.stack([weight * value for weight, value in found.values()]).sum()
+            (draft_features,) = unrolled(self.network, batch.embedded, given, 1, sight.visible, sight.beside)
+            logits = self.network.logits(draft_features[learned], target.lm_head.weight)
+            weighted_losses = self._compared(draft_features[learned], expected, logits, own, kept)
+            weighted = torch.stack([weight * value for weight, value in weighted_losses.values()]).sum()
             total = total + weighted / options.readings
             if reading == 0:
-                parts |= {name: value for name, (_, value) in found.items()}
+                parts |= {name: value for name, (_, value) in weighted_losses.items()}
             best = logits.argmax(-1) if kept is None else kept[logits.argmax(-1)]
             parts[f"hit{reading + 1}"] = (best == own.argmax(-1)).float().mean()
-            given = torch.cat([features[:, :1], rows[:, :-1]], 1)
+            given = torch.cat([features[:, :1], draft_features[:, :-1]], 1)
         parts["loss"] = total
         return total, {name: value.detach() for name, value in parts.items()}
 
     def _compared(
-        self, rows: Tensor, wanted: Tensor, logits: Tensor, own: Tensor, kept: Tensor | None
+        self, features: Tensor, expected: Tensor, logits: Tensor, own: Tensor, kept: Tensor | None
     ) -> dict[str, tuple[float, Tensor]]:
         """Name → (weight, value) of what a reading is judged by."""
         first, published = self.options.stage == 1, self.options.loss == "published"
         chosen = own if kept is None else own[:, kept]
-        found: dict[str, tuple[float, Tensor]] = {}
+        weighted_losses: dict[str, tuple[float, Tensor]] = {}
         if first:
-            found["features"] = 1.0, losses.smooth_l1(rows, wanted)
+            weighted_losses["features"] = 1.0, losses.smooth_l1(features, expected)
         if first or not published:
-            found["tokens"] = TOKENS if first else 1.0, losses.soft_cross_entropy(logits, own, kept)
+            weighted_losses["tokens"] = TOKENS if first else 1.0, losses.soft_cross_entropy(logits, own, kept)
         if published:
             ranked = chosen.topk(min(RANKED, chosen.shape[-1])).indices
-            found["order"] = ORDER * (TOKENS if first else 1.0), losses.list_mle(logits, ranked)
+            weighted_losses["order"] = ORDER * (TOKENS if first else 1.0), losses.list_mle(logits, ranked)
             if not first:
-                found["probabilities"] = PROBABILITIES, 2 * losses.total_variation(logits, chosen)
-        return found
+                weighted_losses["probabilities"] = PROBABILITIES, 2 * losses.total_variation(logits, chosen)
+        return weighted_losses

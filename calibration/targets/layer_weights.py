@@ -21,7 +21,7 @@ class Weights:
 
     @classmethod
     def of(cls, target: Target) -> Weights:
-        """Of a target's decoder. What makes keys and values of an encoder's rows is read once in a request: it does not
+        """Of a target's decoder. What makes keys and values of an encoder's hidden states is read once in a request: it does not
         count."""
         language = target.family.language
         attention: list[int] = []
@@ -54,7 +54,7 @@ class Weights:
         return self.share(Sublayers(rest, rest))
 
     def exit_with(self, count: int, network: nn.Module) -> float:
-        """`share` of an exit after `count` layers whose rows pass a network."""
+        """`share` of an exit after `count` layers whose hidden states pass a network."""
         return self.first_layers(count) + _numbers([network]) / self.whole
 
 

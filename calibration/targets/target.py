@@ -1,4 +1,4 @@
-"""The target: what it says, and the rows that a draft learns from."""
+"""The target: what it says, and the hidden states that a draft learns from."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ class Target:
                 f"{self.num_layers} layers"
             )
 
-    def head(self, rows: Tensor) -> Tensor:
+    def head(self, hidden_states: Tensor) -> Tensor:
         """The target's own final norm and LM head, [..., E] to logits [..., V]."""
-        return self.lm_head(self.features(rows))
+        return self.lm_head(self.features(hidden_states))
 
-    def features(self, rows: Tensor) -> Tensor:
+    def features(self, hidden_states: Tensor) -> Tensor:
         """What the LM head reads: hidden states [..., E] through the final norm, scaled where the model does that."""
-        normed = self.final_norm(rows)
+        normed = self.final_norm(hidden_states)
         return normed if self.logit_scale == 1.0 else normed * self.logit_scale
 
     def answer(self, record: Record) -> tuple[int, ...]:
@@ -165,7 +165,7 @@ class Target:
 
     @property
     def pad_token_id(self) -> int:
-        """What fills short rows."""
+        """What fills short texts."""
         return pad_id(self.family)
 
     def _cut(self, tokens: list[int]) -> tuple[int, ...]:
@@ -186,37 +186,37 @@ class Target:
             layers: whose outputs are wanted. first: also the row that says the first token of an answer.
 
         Returns:
-            rows with the trunk of `layers[0]`, and the trunk rows [N, E] of every asked layer.
+            rows with the trunk of `layers[0]`, and the hidden states [N, E] after every asked layer.
         """
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
-        wanted = {*layers, *range(max(1, self.num_layers - FUSED + 1), self.num_layers + 1)}
-        with layer_outputs(self.layers, wanted, self.lm_head) as kept:
+        numbers = {*layers, *range(max(1, self.num_layers - FUSED + 1), self.num_layers + 1)}
+        with layer_outputs(self.layers, numbers, self.lm_head) as outputs:
             starts = self._forward(prompts, answers)
-        batch, slots, tokens, positions = [], [], [], []
+        batch_indices, slots, tokens, positions = [], [], [], []
         for b, answer in enumerate(answers):
             begin = 0 if first else 1
             count = max(0, len(answer) - begin)
-            batch += [b] * count
+            batch_indices += [b] * count
             slots += range(starts[b] + begin, starts[b] + begin + count)
             tokens += answer[begin:]
             positions += range(begin, begin + count)
         index = (
-            torch.tensor(batch, dtype=torch.long, device=self.device),
+            torch.tensor(batch_indices, dtype=torch.long, device=self.device),
             torch.tensor(slots, dtype=torch.long, device=self.device),
         )
-        residuals = [kept[i][index] for i in sorted(wanted) if i > self.num_layers - FUSED]
-        trunks = {n: kept[n][index] for n in layers}
-        rows = Rows(
+        residuals = [outputs[i][index] for i in sorted(numbers) if i > self.num_layers - FUSED]
+        trunks = {n: outputs[n][index] for n in layers}
+        batch = Rows(
             trunks[layers[0]],
             torch.stack(residuals, 1),
             torch.tensor(tokens, dtype=torch.long, device=self.device),
             index[0],
             torch.tensor(positions, dtype=torch.long, device=self.device),
         )
-        return rows, trunks
+        return batch, trunks
 
     def texts(self, records: Sequence[Record], taps: Sequence[int] = ()) -> Texts:
-        """The records' texts behind their prompts, teacher-forced; also the rows after `taps` layers."""
+        """The records' texts behind their prompts, teacher-forced; also the hidden states after `taps` layers."""
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         image_embeds: list[Tensor] = []
         with layer_outputs(self.layers, {*taps, self.num_layers}, self.lm_head) as kept, ExitStack() as stack:

@@ -47,7 +47,7 @@ class Texts:
     learned: Tensor  # bool [B, T] places whose next row, and the token that it says, are known and part of an answer
     pictures: list[
         list[tuple[int, Tensor]]
-    ]  # of each record: position of a picture's or video's first row, and its rows [time steps, n, E]
+    ]  # of each record: position of a picture's or video's first embedding, and its embeddings [time steps, n, E]
     taps: Mapping[int, Tensor] = field(default_factory=dict)  # number of layers → [B, T, E] after them
     lengths: Sequence[int] = ()  # places of each text
 

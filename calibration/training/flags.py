@@ -66,11 +66,11 @@ def _owners() -> dict[str, type[Options] | type[LoopOptions]]:
 
 def _fields() -> dict[str, dict[str, Field[Any]]]:
     """Every option's fields, by who has it."""
-    found: dict[str, dict[str, Field[Any]]] = {}
+    by_name: dict[str, dict[str, Field[Any]]] = {}
     for kind, owner in _owners().items():
         for one in fields(owner):  # type: ignore[arg-type]
-            found.setdefault(one.name, {})[kind] = one
-    return found
+            by_name.setdefault(one.name, {})[kind] = one
+    return by_name
 
 
 def _flag(kinds: Mapping[str, Field[Any]], hint: Any) -> inspect.Parameter:

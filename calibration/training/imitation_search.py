@@ -1,6 +1,6 @@
 """Which shape an imitation network should have: a search over two objectives, agreement with the target and FLOPs.
 
-(FastVLM, arXiv 2510.22641, appendix B.) Every trial is a short training of one shape on the target's cached rows. optuna's
+(FastVLM, arXiv 2510.22641, appendix B.) Every trial is a short training of one shape on the target's cached hidden states. optuna's
 tree-structured Parzen estimator proposes shapes; what a trial proposes is a function of the seed, its number and the trials
 before it alone, so that a search that was killed goes on as if it had not been, and more trials can be asked for later. Nothing
 is weighed: the result is the front of the shapes that no other one beats in both.
@@ -54,7 +54,7 @@ def search_shapes(
         target: frozen. own: layer and losses; its shape is not looked at. loop: of each trial.
         fixed: options of `SPACE` that every shape has.
         trials: in all, those of a search that is continued among them; fewer where there are no more shapes.
-        cache: of the target's rows (default: in `out`). The rest as `train_draft`, which trains each shape in
+        cache: of the target's hidden states (default: in `out`). The rest as `train_draft`, which trains each shape in
             `out/trials/SHAPE`.
 
     Raises:
@@ -127,9 +127,9 @@ def _early_exit(
     held = usable_records(target, records.split(0.05)[1] if validation is None else validation)
     source: FeatureSource = feature_source(target, held, layer, cache.folder, cache.dtype)
     right = total = 0
-    for rows in in_batches(source, 64):
-        matches = losses.agreement(target.head(rows.trunk), target.head(rows.residuals[:, -1]))
-        right, total = right + int(matches.sum()), total + len(rows)
+    for batch in in_batches(source, 64):
+        matches = losses.agreement(target.head(batch.trunk), target.head(batch.residuals[:, -1]))
+        right, total = right + int(matches.sum()), total + len(batch)
     return right / max(1, total)
 
 

@@ -46,7 +46,7 @@ class Trainer:
         options: of the loop. target: frozen, unless the objective changes it.
         source, validation: rows to train on and to choose the best draft by.
         data: identity of the data; a resumed run must have the same. out: the folder.
-        device: of the target and of the rows.
+        device: of the target and of what it gives.
     """
 
     def __init__(
@@ -175,16 +175,16 @@ class Trainer:
         self._draw_apart()
         indices = batch_indices(self.step, len(self.source), options)
         mine = indices[self.accelerator.process_index :: self.accelerator.num_processes]
-        rows = self.source.rows(mine) if mine else []
-        count = self._summed(len(rows))
+        batch = self.source.rows(mine) if mine else []
+        count = self._summed(len(batch))
         if not count:
             return {}, 0
         self.objective.train()
         parts: dict[str, torch.Tensor] = {}
-        if len(rows):
-            loss, parts = self.objective.loss(rows, self.target)  # type: ignore[arg-type]
+        if len(batch):
+            loss, parts = self.objective.loss(batch, self.target)  # type: ignore[arg-type]
             self._check_loss(loss.item())
-            self.accelerator.backward(loss * (len(rows) / count))
+            self.accelerator.backward(loss * (len(batch) / count))
         if self.accelerator.num_processes > 1:
             self._sum_gradients()
         for own in self.objective.clipped():
@@ -230,11 +230,11 @@ class Trainer:
         self.objective.eval()
         sums: dict[str, float] = {}
         total = 0
-        for rows in in_batches(self.validation, self.options.batch_size):
-            _, parts = self.objective.loss(rows, self.target)
-            total += len(rows)
+        for batch in in_batches(self.validation, self.options.batch_size):
+            _, parts = self.objective.loss(batch, self.target)
+            total += len(batch)
             for name, value in parts.items():
-                sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
+                sums[name] = sums.get(name, 0.0) + value.item() * len(batch)
         means = {name: value / max(1, total) for name, value in sums.items()}
         if total:
             self._check_loss(means["loss"])

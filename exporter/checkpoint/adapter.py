@@ -35,7 +35,7 @@ KINDS = (
     "TRAINABLE_TOKENS", "SHIRA", "C3A", "RANDLORA", "ROAD", "VBLORA", "DELORA", "TINYLORA", "WAVEFT", "HIRA", "GRALORA",
     "PVERA", "GLORA", "UNILORA",
 )  # fmt: skip
-"""What peft merges into weights, of which a test shows that it is the same. Others add rows to the prompt, choose between
+"""What peft merges into weights, of which a test shows that it is the same. Others add embeddings to the prompt, choose between
 weights for every token, or keep parts of the weights that they were made for."""
 
 RESIDUAL = ("pissa", "corda", "olora", "mica", "loftq", "lora_ga")

@@ -33,10 +33,10 @@ class Origin:
         path = folder / FILE
         if not path.exists():
             return None
-        found = read_json(path, LARGEST, ExportError)
+        document = read_json(path, LARGEST, ExportError)
         values = (
-            [found.get(n) for n in ("name", "fingerprint", "default_prompt")]
-            if isinstance(found, dict)
+            [document.get(n) for n in ("name", "fingerprint", "default_prompt")]
+            if isinstance(document, dict)
             else []
         )
         for value, longest in zip(values, (200, 200, LONGEST), strict=False):

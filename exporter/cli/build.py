@@ -53,11 +53,11 @@ def build(
             from ..pipeline.dry_run import dry_run as try_build
 
             with shown(as_json) as progress:
-                found = try_build(request, progress)
+                plan = try_build(request, progress)
             if as_json:
-                print_json({"schema_version": 1, **found.model_dump(mode="json")})
+                print_json({"schema_version": 1, **plan.model_dump(mode="json")})
             else:
-                _print_dry_run(found)
+                _print_dry_run(plan)
             return
         from ..pipeline.build import build_bundle
 
@@ -105,13 +105,13 @@ def _tell_report(report: Any) -> None:
     log.debug("stages: %s; %.1f s in all", stage_line(report.stages), report.seconds)
 
 
-def _print_dry_run(found: Any) -> None:
+def _print_dry_run(report: Any) -> None:
     from ...runtime.commands.output import console
     from .tables import dry_run_tables
 
-    for table in dry_run_tables(found):
+    for table in dry_run_tables(report):
         console().print(table)
-    for notice in found.notices:
+    for notice in report.notices:
         console().print(notice, markup=False)
     console().print("Nothing was written.")
 

@@ -1,4 +1,4 @@
-"""Early exit: the rows after draft layer n go straight into the target's final norm and LM head.
+"""Early exit: the hidden states after draft layer n go straight into the target's final norm and LM head.
 
 (Elhoushi et al., LayerSkip, arXiv 2404.16710.) It has no weights and no graph: the bundle only needs the cut at n.
 """

@@ -23,9 +23,9 @@ def open_draft(folder: Path) -> Draft:
     """
     if not is_folder(folder):
         raise ExportError(f"{path_text(folder)} is not a draft folder: there is no such folder")
-    for found in draft_kinds():
-        if found.recognises(folder):
-            return found.load(folder)
+    for draft_format in draft_kinds():
+        if draft_format.recognises(folder):
+            return draft_format.load(folder)
     if not (folder / DESCRIPTION).exists() and (other := model_type(folder)) is not None:
         raise ExportError(
             f"{folder} is a checkpoint of speculators of type {other!r}; this version reads {kinds_written_as(SPECULATORS)}"

@@ -111,10 +111,10 @@ class DraftAndVerify(Draft):
 
 
 def _read(network: Mapping[str, Any]) -> Sublayers:
-    found = {name: network.get(name) for name in ("attention", "mlp")}
-    if network.keys() != found.keys() or not all(isinstance(each, list) for each in found.values()):
+    layers = {name: network.get(name) for name in ("attention", "mlp")}
+    if network.keys() != layers.keys() or not all(isinstance(each, list) for each in layers.values()):
         raise OptionError(f"network {network!r:.120} is not two lists of layers, attention and mlp")
-    return Sublayers.of(**found)  # type: ignore[arg-type]
+    return Sublayers.of(**layers)  # type: ignore[arg-type]
 
 
 class DraftAndVerifyKind(DraftKind):

@@ -88,26 +88,26 @@ def select_drafts(
     for draft in drafts:
         if draft.layer is not None:
             check_layer(draft.layer, num_layers)
-    found = {d.layer for d in drafts if d.layer is not None}
-    if layer is not None and layer not in found:
-        if found:
+    cuts = {d.layer for d in drafts if d.layer is not None}
+    if layer is not None and layer not in cuts:
+        if cuts:
             raise OptionError(
                 f"--draft-layer {layer} matches none of the drafts ({', '.join(d.name for d in drafts)}); "
                 "leave it out or change it"
             )
-        found.add(layer)
+        cuts.add(layer)
     names = [d.name for d in drafts]
     for name in names:
         if names.count(name) > 1:
             raise OptionError(f"draft {name} is given twice")
     selection.default = drafts[0]
     for kind in draft_kinds():
-        for place in sorted(found) if kind.has_layer else [None]:
+        for place in sorted(cuts) if kind.has_layer else [None]:
             if not kind.trained and draft_name(kind.name, place) not in names:
                 drafts.append(kind.at(place))
     selection.notices += [line for draft in drafts for line in draft.notices]
     selection.drafts = _in_order(drafts)
-    for cut in sorted(found):
+    for cut in sorted(cuts):
         if cut > num_layers // 2:
             selection.notices.append(
                 f"draft layer {cut} is beyond half of {num_layers} layers: drafting will cost more than it saves"
@@ -145,7 +145,7 @@ def set_precisions(selection: DraftSelection, wanted: Sequence[str]) -> None:
 
 
 def _shipped_for(shipped: Sequence[Draft], layer: int | None) -> list[Draft]:
-    """At most one draft of those that come with a model. Without a layer asked for, heads on the last row come first: a
+    """At most one draft of those that come with a model. Without a layer asked for, heads on the last hidden state come first: a
     decoder in one piece, and one small pass per cycle. Among kinds without a layer the order is that of `KINDS`."""
     if layer is not None:
         return [draft for draft in shipped if draft.layer == layer][:1]

@@ -1,6 +1,6 @@
-"""BLIP-2: image rows in front of the prompt of a language model (Li et al., arXiv 2301.12597).
+"""BLIP-2: image embeddings in front of the prompt of a language model (Li et al., arXiv 2301.12597).
 
-The vision tower is the same for every language model; T5 reads the rows with its encoder, a decoder-only model itself.
+The vision tower is the same for every language model; T5 reads the embeddings with its encoder, a decoder-only model itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LLaVA-1.5: rows of pictures anywhere in the prompt of a Llama (Liu et al., arXiv 2310.03744)."""
+"""LLaVA-1.5: image embeddings anywhere in the prompt of a Llama (Liu et al., arXiv 2310.03744)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LlavaFamily(Family):
         return self.config.image_token_id
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
-        """`LlavaProcessor`: the chat template where there is one, `<image>` repeated for every row of a picture."""
+        """`LlavaProcessor`: the chat template where there is one, `<image>` repeated for every embedding of a picture."""
         processor, images = self.checkpoint.processor, image_list(image)
         if processor.patch_size is None:  # folders of older releases leave these to the configuration
             processor.patch_size = self.config.vision_config.patch_size

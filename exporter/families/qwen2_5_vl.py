@@ -57,7 +57,7 @@ class Qwen2_5_VLFamily(Family):
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """As `Qwen2_5_VLProcessor`, which needs torchvision for the videos that it reads too: the image processor, the
-        chat template, `<|image_pad|>` repeated for every row of a picture, `<|video_pad|>` for every row of a video."""
+        chat template, `<|image_pad|>` repeated for every embedding of a picture, `<|video_pad|>` for every embedding of a video."""
         tokenizer, given = self.checkpoint.tokenizer, image_list(image)
         videos = [each for each in given if isinstance(each, Video)]
         images = [each for each in given if not isinstance(each, Video)]

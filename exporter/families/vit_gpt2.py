@@ -1,4 +1,4 @@
-"""Image captioning with a ViT encoder and a GPT-2 decoder that attends to every row of it (VisionEncoderDecoderModel)."""
+"""Image captioning with a ViT encoder and a GPT-2 decoder that attends to every hidden state of it (VisionEncoderDecoderModel)."""
 
 from __future__ import annotations
 

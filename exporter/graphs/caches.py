@@ -17,7 +17,7 @@ class LayerCache:
         self.keys, self.values, self.write_indices = keys, values, write_indices
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple:
-        """Writes new rows [batch, heads, width, D]; all rows come back, as from transformers' caches."""
+        """Writes new entries [batch, heads, width, D]; all entries come back, as from transformers' caches."""
         self.keys = kv_update(self.keys, keys, self.write_indices)
         self.values = kv_update(self.values, values, self.write_indices)
         return self.keys, self.values

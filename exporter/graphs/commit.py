@@ -1,4 +1,4 @@
-"""The `commit` graph: keeps the accepted rows of a token tree, contiguous, in every layer's cache."""
+"""The `commit` graph: keeps the accepted entries of a token tree, contiguous, in every layer's cache."""
 
 from __future__ import annotations
 

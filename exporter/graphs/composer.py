@@ -179,7 +179,7 @@ class Composer:
         return dict(zip(template.outputs, (values[v] for v in template.graph.outputs), strict=True))
 
     def product(self, hidden_states: ir.Value, matrix: WeightRef, name: str) -> ir.Value:
-        """`rows` [rows, in] times a matrix [out, in], however that is stored; `name` is that of the node."""
+        """`hidden_states` [N, in] times a matrix [out, in], however that is stored; `name` is that of the node."""
         quantized = self._store.quantized(matrix)
         if quantized is None:
             return self.node("Gemm", [hidden_states, self.weight(matrix)], name, transB=1)
@@ -201,7 +201,7 @@ class Composer:
     def _product(
         self, prefix: str, hidden_states: ir.Value, rank: int, matrices: Sequence[WeightRef]
     ) -> ir.Value:
-        """`rows` [..., in] times every matrix [out, in], side by side: [..., sum of out]."""
+        """`hidden_states` [..., in] times every matrix [out, in], side by side: [..., sum of out]."""
 
         def node(op_type: str, inputs: Sequence[ir.Value], **attributes: object) -> ir.Value:
             return self.node(op_type, inputs, f"{prefix}/{op_type}_{len(self._graph)}", **attributes)
@@ -231,7 +231,7 @@ class Composer:
 
 
 def _multiplies(matrix: ir.Value) -> bool:
-    """Whether a template reads a matrix in products of rows with it only."""
+    """Whether a template reads a matrix in products with it only."""
     return all(use.node.op_type == "MatMul" and use.idx == 1 for use in matrix.uses())
 
 

@@ -52,7 +52,7 @@ def _fold(write: Rewriter, groups: Groups, node: ir.Node) -> bool:
 
 
 def _heads(value: ir.Value) -> tuple[int, int]:
-    """Heads and numbers of a head in [batch, heads, rows, head_dim]; 0 where that is not known."""
+    """Heads and numbers of a head in [batch, heads, length, head_dim]; 0 where that is not known."""
     if value.shape is None or len(value.shape) != 4:
         return 0, 0
     _, heads, _, size = value.shape

@@ -26,7 +26,7 @@ OPSET = 24
 
 @torch.library.custom_op("vlmexport::kv_update", mutates_args=())
 def kv_update(cache: torch.Tensor, update: torch.Tensor, write_indices: torch.Tensor) -> torch.Tensor:
-    """Writes `update` [B, H, q, D] into `cache` [B, H, S, D] at row `write_indices` [B] (ONNX TensorScatter, linear)."""
+    """Writes `update` [B, H, q, D] into `cache` [B, H, S, D] at slot `write_indices` [B] (ONNX TensorScatter, linear)."""
     result = cache.clone()
     batch_indices = torch.arange(cache.shape[0], device=cache.device)[:, None]
     result[batch_indices, :, write_indices[:, None] + torch.arange(update.shape[2], device=cache.device)] = (
@@ -44,7 +44,7 @@ def _(cache: torch.Tensor, update: torch.Tensor, write_indices: torch.Tensor) ->
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Scaled dot-product attention over [B, heads, rows, D]; fewer key/value heads are shared by groups of queries."""
+    """Scaled dot-product attention over [B, heads, T, D]; fewer key/value heads are shared by groups of queries."""
     groups = query.shape[1] // key.shape[1]
     return torch.nn.functional.scaled_dot_product_attention(
         query,
@@ -130,7 +130,7 @@ def attend(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it: [B, heads, rows, D] in, [B, rows, heads, D] out, and no weights.
+    """Attention as transformers calls it: [B, heads, T, D] in, [B, T, heads, D] out, and no weights.
 
     Raises UnsupportedModelError for an option that would change the result (softcap, sliding_window, cu_seq_lens_q, …):
     leaving it out would export another model.

@@ -1,4 +1,4 @@
-"""The `mask` graph: which cache slots the rows of a pass may see, computed where the pass runs.
+"""The `mask` graph: which cache slots the tokens of a pass may see, computed where the pass runs.
 
 A device that makes its masks itself needs no new ones from the host between the steps of a cycle: what changes from
 step to step are a few integers. Engines in host memory do without this graph.
@@ -69,7 +69,7 @@ def build_mask(store: WeightStore, decoder: DecoderInfo) -> ir.Model:
     if positions_shape(decoder.position, 0) is not None:
         first = graph.input("first_positions")
         places = graph.node("Add", [graph.node("Unsqueeze", [first, ints(1)]), depths])
-        if decoder.max_positions is not None:  # rows that pad a pass may lie beyond a table of learned ones
+        if decoder.max_positions is not None:  # tokens that pad a pass may lie beyond a table of learned ones
             places = graph.node("Min", [places, ints(decoder.max_positions - 1)])
         if decoder.position == "mrope":
             axes = graph.node("Concat", [ints(3), graph.node("Shape", [depths])], axis=0)

@@ -148,7 +148,7 @@ def fold_transposes(graph: ir.Graph, weights: dict[str, WeightSource]) -> None:
 
 
 def merge_parallel_linears(graph: ir.Graph, weights: dict[str, WeightSource]) -> None:
-    """Joins MatMuls of the same rows with different weights into one MatMul and a Split (q, k, v; gate, up).
+    """Joins MatMuls of the same input with different weights into one MatMul and a Split (q, k, v; gate, up).
 
     One pass over a larger weight costs fewer kernel launches; the joined tensor is stored once, instead of its parts.
     Biased linears are joined when all of a group have a bias.

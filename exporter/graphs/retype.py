@@ -95,7 +95,7 @@ def _residual_nodes(nodes: list[onnx.NodeProto], maker: dict[str, int]) -> set[i
         for name in node.input:
             product, left = _product(nodes, maker, name)
             source = maker.get(left)
-            # The attention's output product reads moved rows; the feed-forward's reads an activation.
+            # The attention's output product reads a transposed value; the feed-forward's reads an activation.
             if product is None or source is None:
                 continue
             if nodes[source].op_type not in MOVING_OPS | {"Attention"}:
@@ -104,7 +104,7 @@ def _residual_nodes(nodes: list[onnx.NodeProto], maker: dict[str, int]) -> set[i
 
 
 def _product(nodes: list[onnx.NodeProto], maker: dict[str, int], name: str) -> tuple[int | None, str]:
-    """The node that multiplies rows with a matrix to make `name`, and those rows: a MatMul, or, of a linked matrix, a
+    """The node that multiplies an input with a matrix to make `name`, and that input: a MatMul, or, of a linked matrix, a
     Gemm between two Reshapes (`Composer`). None where another kind of node makes it."""
     index = maker.get(name)
     if index is None or nodes[index].op_type not in ("MatMul", "Reshape"):

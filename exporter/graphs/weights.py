@@ -140,14 +140,12 @@ class WeightStore:
             )
         if dtype is None:
             return None
-        rows, columns = ref.shape if ref.transpose else reversed(ref.shape)
+        in_features, out_features = ref.shape if ref.transpose else reversed(ref.shape)
 
-        def part(behind: str, hidden_states: int, dtype: str) -> WeightRef:
-            return WeightRef(
-                tuple(name + behind for name in ref.names), True, (hidden_states, columns), dtype
-            )
+        def part(behind: str, in_size: int, dtype: str) -> WeightRef:
+            return WeightRef(tuple(name + behind for name in ref.names), True, (in_size, out_features), dtype)
 
-        return part(INTEGERS, rows, dtype), part(SCALES, rows // BLOCK, "float32")
+        return part(INTEGERS, in_features, dtype), part(SCALES, in_features // BLOCK, "float32")
 
     def _place(self, ref: WeightRef) -> Place | None:
         """Where `ref` stays: it is one tensor of the checkpoint, of the bundle's type, at an address of that type."""

@@ -20,8 +20,8 @@ END = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Rows:
-    """Keys and values [batch, kv_heads, rows, head_dim] and what of them is seen: a boolean or additive mask
-    [batch, 1 or heads, width, rows], or None for everything."""
+    """Keys and values [batch, kv_heads, length, head_dim] and what of them is seen: a boolean or additive mask
+    [batch, 1 or heads, width, length], or None for everything."""
 
     keys: ir.Value
     values: ir.Value
@@ -37,7 +37,7 @@ class Attentions:
         self._masks: dict[tuple[ir.Value, ir.DataType | None, int], ir.Value] = {}
 
     def lower(self, node: ir.Node) -> None:
-        """Replaces an Attention over one set of rows."""
+        """Replaces an Attention over one set of keys and values."""
         mask = node.inputs[3] if len(node.inputs) > 3 else None
         self.replace(node, [Rows(given(node, 1), given(node, 2), mask)])
 
@@ -78,7 +78,7 @@ class Attentions:
         write.replace(node, result)
 
     def _scores(self, query: ir.Value, part: Rows, kv_heads: int, groups: int) -> ir.Value:
-        """float32 [batch, kv_heads, groups × width, rows], −inf-like where hidden."""
+        """float32 [batch, kv_heads, groups × width, length], −inf-like where hidden."""
         write = self._write
         product = write.add("MatMul", query, write.add("Transpose", part.keys, perm=[0, 1, 3, 2]))
         product = write.cast(product, WIDE)
@@ -90,7 +90,7 @@ class Attentions:
         return write.add("Add", product, self._masks[key])
 
     def _additive(self, mask: ir.Value, query: ir.Value) -> ir.Value:
-        """A mask as float32 to add; hidden rows of a boolean one get half of the lowest number that the type of `query`
+        """A mask as float32 to add; hidden entries of a boolean one get half of the lowest number that the type of `query`
         has, which no score reaches and whose sum with a score does not overflow."""
         write = self._write
         if mask.dtype != ir.DataType.BOOL:
@@ -103,7 +103,7 @@ class Attentions:
         return made
 
     def _apart(self, weights: ir.Value, parts: Sequence[Rows]) -> list[ir.Value]:
-        """The weights of the rows of each part, of at most two."""
+        """The weights of the entries of each part, of at most two."""
         if len(parts) == 1:
             return [weights]
         write, keys = self._write, parts[0].keys

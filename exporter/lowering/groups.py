@@ -1,7 +1,7 @@
 """Groups of queries that share a key/value head, folded into the width: nothing of keys and values is repeated.
 
 Queries [batch, heads, width, head_dim] become [batch, kv_heads, groups × width, head_dim]: heads of a group lie side by
-side, so that this is a Reshape. The mask has its rows once per member of a group. Attention is then one of as many
+side, so that this is a Reshape. The mask repeats its queries once per member of a group. Attention is then one of as many
 heads of queries as of keys and values.
 """
 
@@ -28,7 +28,7 @@ class Groups:
         return self._write.add("Reshape", hidden_states, self._write.integers(0, heads, -1, head_dim))
 
     def mask(self, mask: ir.Value, kv_heads: int, groups: int) -> ir.Value:
-        """[batch, 1 or kv_heads, groups × width, rows] of a mask [batch, 1 or heads, width, rows].
+        """[batch, 1 or kv_heads, groups × width, length] of a mask [batch, 1 or heads, width, length].
 
         By Expand and not by Tile, which ONNX Runtime's CUDA provider has not for boolean masks.
         """

@@ -1,9 +1,9 @@
-"""New rows as outputs: a graph reads the caches, and who runs it appends what it computed.
+"""New cache entries as outputs: a graph reads the caches, and who runs it appends what it computed.
 
-`TensorScatter` into `key_cache.i` goes; the rows that it would have written, `new_key.i` and `new_value.i` [batch,
-kv_heads, width, head_dim], are outputs in place of the updated cache, and attention is over the cache and the new rows
+`TensorScatter` into `key_cache.i` goes; the entries that it would have written, `new_key.i` and `new_value.i` [batch,
+kv_heads, width, head_dim], are outputs in place of the updated cache, and attention is over the cache and the new entries
 side by side. Its mask comes in two parts: `attn_mask` [batch, heads, width, cache] must hide every slot from the first
-new row on, `new_mask` [batch, heads, width, width] is its block over the new rows.
+new entry on, `new_mask` [batch, heads, width, width] is its block over the new entries.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def _parts(graph: ir.Graph, node: ir.Node, updates: dict[ir.Value, ir.Node]) -> 
 
 
 def _hand_out(graph: ir.Graph, write: Rewriter, node: ir.Node) -> None:
-    """The rows of an update as an output in its place."""
-    old, rows = node.outputs[0], given(node, 1)
+    """The entries of an update as an output in its place."""
+    old, update = node.outputs[0], given(node, 1)
     name = new_name(old.name or "")
-    if rows.is_graph_input() or rows.is_graph_output():
+    if update.is_graph_input() or update.is_graph_output():
         write.before(node)
-        rows = write.add("Identity", rows)
+        update = write.add("Identity", update)
     assert old.shape is not None
-    rows.name, rows.shape = name, ir.Shape([*old.shape[:2], "width", old.shape[3]])
-    graph.outputs[graph.outputs.index(old)] = rows
+    update.name, update.shape = name, ir.Shape([*old.shape[:2], "width", old.shape[3]])
+    graph.outputs[graph.outputs.index(old)] = update
     graph.remove(node, safe=True)

@@ -25,8 +25,8 @@ class Captured:
     """What the reference computed. `residuals[i]` enters layer i (key L: enters the final norm), [B, N, E]; key 0 is
     what the decoder is given, before any table of positions.
 
-    `keys`/`values` and `cross_keys`/`cross_values` are per layer, [B, heads, rows, D]. `source_lengths` counts the real
-    rows of each sequence that cross-attention sees; `vision` are the inputs of each run of the vision graph, which give
+    `keys`/`values` and `cross_keys`/`cross_values` are per layer, [B, heads, T, D]. `source_lengths` counts the real
+    tokens of each sequence that cross-attention sees; `vision` are the inputs of each run of the vision graph, which give
     `image_embeds` one after the other. `positions` [axes, B, N] is None where they just count.
     """
 
@@ -132,7 +132,7 @@ def _add_source(
     seen: Mapping[str, torch.Tensor],
     cross: Any,
 ) -> None:
-    """What cross-attention reads: a text encoder's states, or without one the image rows."""
+    """What cross-attention reads: a text encoder's states, or without one the image embeddings."""
     if "encoder" in seen:
         source = inputs["input_ids"]
         captured.source_ids = source.numpy()
@@ -149,7 +149,7 @@ def _add_source(
 def _embed(
     family: Family, embed: nn.Module, ids: torch.Tensor, image_embeds: torch.Tensor | None
 ) -> torch.Tensor:
-    """Rows [B, N, E] of a prompt, image rows in the places of image tokens."""
+    """Embeddings [B, N, E] of a prompt, the image's in the places of image tokens."""
     embeds = embed(ids)
     if image_embeds is not None and family.image_token_id is not None:
         embeds = embeds.clone()

@@ -24,7 +24,7 @@ from .tally import FLOOR, SHARE, ParityRow, Tally
 log = logging.getLogger(__name__)
 
 SPARE = 3
-"""Cache rows beyond the sequence, filled with noise that the mask must hide."""
+"""Cache entries beyond the sequence, filled with noise that the mask must hide."""
 
 
 def compare_graphs(
@@ -164,8 +164,8 @@ def _layers(
 def run_layers(
     bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, first: int, attention: Sequence[int]
 ) -> tuple[tuple[tuple[int, int], ...], list[dict[str, np.ndarray]]]:
-    """(rows [start, end) of every step, its outputs): layers of the decoder from `first` on, of which those in `attention`
-    have keys and values, on the rows that enter there. The reference runs all rows at once; the graph runs them as prefill,
+    """(positions [start, end) of every step, its outputs): layers of the decoder from `first` on, of which those in `attention`
+    have keys and values, on the hidden states that enter there. The reference runs all positions at once; the graph runs them as prefill,
     one token, and the rest."""
     decoder = bundle.manifest.decoder
     hidden = c.residuals[first]
@@ -207,7 +207,7 @@ def _error(c: Captured) -> Captured:
 
 
 def _cross(c: Captured, layers: Sequence[int], width: int) -> dict[str, np.ndarray]:
-    """Cross-attention's keys, values and mask: a source row is visible when it is no padding."""
+    """Cross-attention's keys, values and mask: a source token is visible when it is no padding."""
     source = c.cross_keys[0].shape[2]
     visible = np.arange(source) < np.array(c.source_lengths)[:, None]
     mask = np.repeat(visible[:, None, None], width, axis=2)
@@ -226,7 +226,7 @@ def _head(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, ta
 
 
 def run_head(runner: GraphRunner, graph: GraphInfo, hidden: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Logits [R, V] of rows of `hidden` [B, N, E], by their index int64 [R] among all."""
+    """Logits [R, V] of positions of `hidden` [B, N, E], by their index int64 [R] among all."""
     return runner.run(graph.file, {"hidden": hidden, "row_index": index})["logits"]
 
 

@@ -67,7 +67,7 @@ def float32_errors(
 
 @contextmanager
 def _as_given(parts: Parts, given: Captured) -> Iterator[None]:
-    """Lets what follows the encoder, or image rows that cross-attention reads, have float32's values of them, and the
+    """Lets what follows the encoder, or image embeddings that cross-attention reads, have float32's values of them, and the
     encoder those of what it reads."""
     hooks: list[Any] = []
 

@@ -1,6 +1,6 @@
 """The whole bundle, from pictures and ids to tokens, against the reference: for a model that is too large to generate with.
 
-Each graph is compared with the reference on the reference's own rows; here the rows that a graph gives enter the next one.
+Each graph is compared with the reference on the reference's own hidden states; here those that a graph gives enter the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tally import ParityRow
 def compare_first_tokens(
     bundle: Bundle, runner: GraphRunner, family: Family, captured: Captured, length: int
 ) -> ParityRow:
-    """The token behind each of the last `rows` rows of a captured sequence, as the first of an answer.
+    """The token behind each of the last `length` positions of a captured sequence, as the first of an answer.
 
     Raises ExportError where one differs without a near-tie.
     """
@@ -42,7 +42,7 @@ def compare_first_tokens(
 def chained_logits(
     bundle: Bundle, runner: GraphRunner, family: Family, captured: Captured, length: int
 ) -> np.ndarray:
-    """float32 [B · rows, V]: logits of the last `rows` rows of each sequence by the bundle's graphs alone."""
+    """float32 [B · length, V]: logits of the last `length` positions of each sequence by the bundle's graphs alone."""
     graphs, table = bundle.manifest.graphs, bundle.tensor("embedding_table")
     by_role = {graph.role: graph for graph in graphs.values()}
     width = bundle.manifest.decoder.hidden_size

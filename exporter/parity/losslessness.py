@@ -88,12 +88,12 @@ def check_losslessness(
     manifest = bundle.manifest
     if not manifest.drafts:
         return []
-    asked = list(_requests(manifest.to_dict(), requests, images))
+    cases = list(_requests(manifest.to_dict(), requests, images))
     budget = min(max_new_tokens, manifest.limits.max_length // 2)
     rows = []
     with Session.load(bundle, device) as session:
         arms = _arms(manifest, runnable(manifest.drafts, session.decoder.engine.graphs))
-        done, total = 0, len(asked) * (1 + len(arms))
+        done, total = 0, len(cases) * (1 + len(arms))
 
         def generate(request: tuple[Any, Any], **options: Any) -> Any:
             nonlocal done
@@ -104,12 +104,12 @@ def check_losslessness(
                 progress("lossless", done, total)
             return result
 
-        plain = [generate(request, speculative=False).tokens for request in asked]
+        plain = [generate(request, speculative=False).tokens for request in cases]
         for arm, name, options in arms:
             with _arm(session, arm, name):
-                results = [generate(request, draft=name, **options) for request in asked]
+                results = [generate(request, draft=name, **options) for request in cases]
             rows.append(
-                _compare(arm, plain, results, lambda at, token: plain_margin(session, asked[at], token))
+                _compare(arm, plain, results, lambda at, token: plain_margin(session, cases[at], token))
             )
     return rows
 

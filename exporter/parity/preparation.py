@@ -24,7 +24,7 @@ def compare_preparation(bundle: Source, family: Family) -> ParityRow:
     """Token ids, decoder ids and inputs of the vision tower for several requests, and for conversations where the bundle
     has a chat template.
 
-    Ids must be equal: ExportError names the first that is not. Pixels are compared like the rows of a graph.
+    Ids must be equal: ExportError names the first that is not. Pixels are compared like the outputs of a graph.
     """
     runtime, tally = get_family(bundle.manifest.model.family), Tally()
     words = SENTENCE.split()

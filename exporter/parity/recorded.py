@@ -13,7 +13,7 @@ from ..families.common.reference import reference_inputs
 
 KINDS = ("random", "realistic")
 SEED = 11
-ROWS = 21  # rows of text of a compared sequence: prefill 16, one token, then 4 at once
+ROWS = 21  # tokens of text of a compared sequence: prefill 16, one token, then 4 at once
 
 
 def compared_rows(max_length: int) -> int:
@@ -25,7 +25,7 @@ def compared_inputs(
     family: Family, length: int, *, streamed: bool
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """(kind, arguments of the model's forward). Where the model is streamed, random tokens stand alone if it lets them:
-    hundreds of rows of random pixels tell no more than those of the one picture, and cost a large model minutes."""
+    hundreds of embeddings of random pixels tell no more than those of the one picture, and cost a large model minutes."""
     for kind in KINDS:
         pictures = not streamed or family.needs_picture
         yield kind, reference_inputs(family, kind, SEED, length, pictures=pictures)

@@ -30,7 +30,7 @@ class GraphRunner:
         self._options = ort.SessionOptions()
         self._options.use_per_session_threads = False
         self._options.log_severity_level = 4
-        # Products with integer weights in float32: ONNX Runtime would round the rows before them to 8 bits, too.
+        # Products with integer weights in float32: ONNX Runtime would round the activations before them to 8 bits, too.
         self._options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         self._open: tuple[str, ort.InferenceSession] | None = None
 

@@ -67,7 +67,7 @@ class _Kind:
 
 
 class Tally:
-    """Collects differences of one graph, by the kind of value: rows, keys and logits are of different sizes."""
+    """Collects differences of one graph, by the kind of value: hidden states, keys and logits are of different sizes."""
 
     def __init__(self) -> None:
         self.values = 0

@@ -114,7 +114,7 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
         weight_bytes,
         linked,
         exported.store.parameters,
-        # Rows of a text encoder pass as many layers; image rows that cross-attention reads pass none.
+        # Tokens of a text encoder pass as many layers; image embeddings that cross-attention reads pass none.
         sum(count.decoded + (count.source if count.encoded else 0) for count in counts),
         tracing,
     )
@@ -149,7 +149,7 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
 def estimate_memory(
     prepared: Prepared, exported: Exported, cache_bytes: int
 ) -> tuple[DryRunMemory, bool, list[RowCount]]:
-    """Peak resident memory, whether parity runs whole, and the rows that it then compares.
+    """Peak resident memory, whether parity runs whole, and the tokens that it then compares.
 
     Build: the process, plus the larger of writing (the largest stored tensor and a part of it as read) and parity
     (`exporter/common/memory.py`). Run: the runtime, weights, key/value arena and cross-attention cache.

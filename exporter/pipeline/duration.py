@@ -25,14 +25,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class BuildWork:
-    """What a build has to do. Bytes of the checkpoint, of the weights that are stored anew and of linked files; parameters; rows that parity runs
+    """What a build has to do. Bytes of the checkpoint, of the weights that are stored anew and of linked files; parameters; tokens that parity runs
     through every layer, of all inputs together; seconds that tracing took."""
 
     checkpoint_bytes: int
     weight_bytes: int
     linked_bytes: int
     parameters: int
-    rows: int
+    tokens: int
     tracing: float
 
 
@@ -40,13 +40,13 @@ def build_seconds(work: BuildWork, rates: Rates, *, parity: bool) -> float:
     """Seconds of computing; a slow disk takes its own time beside that.
 
     Every tensor is hashed as read and as written, and converted once. Parity reads every parameter for each input in
-    float32 and in float64, and ONNX Runtime packs it once; then each row is multiplied with it three times.
+    float32 and in float64, and ONNX Runtime packs it once; then each token's hidden state is multiplied with it three times.
     """
     seconds = work.tracing + (work.checkpoint_bytes + work.weight_bytes + work.linked_bytes) / rates.hashed
     seconds += work.weight_bytes / rates.copied
     if parity:
         seconds += work.parameters * (len(KINDS) * (4 + 8) + 2 * 4) / rates.copied
-        seconds += 2 * work.rows * work.parameters * (2 / rates.flops + 1 / rates.exact_flops)
+        seconds += 2 * work.tokens * work.parameters * (2 / rates.flops + 1 / rates.exact_flops)
     return seconds
 
 

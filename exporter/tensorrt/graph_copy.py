@@ -30,7 +30,7 @@ class CopyOptions:
     """How a copy differs from the bundle's graph.
 
     `precision`: types of the copy; `source`: those of the bundle's graphs, which are retyped only where they are float32.
-    `capacity`: rows of the static cache (max_length + max_width). `decomposable`: let TensorRT split Attention where
+    `capacity`: slots of the static cache (max_length + max_width). `decomposable`: let TensorRT split Attention where
     it has no fused kernel. `shared_inputs`: (file, byte offset) → input name; a weight at that place
     becomes a network input (the embedding table of a tied head), so that no plan holds it. `lowering`: `native`, or
     `portable` for a TensorRT without cache updates and attention (`exporter/lowering`).
@@ -136,7 +136,7 @@ def offer_shared(model: onnx.ModelProto, shared: Mapping[tuple[str, int], str]) 
 
 def add_answers(model: onnx.ModelProto) -> dict[str, int]:
     """Adds `best` int64 [rows] and `finite` bool [rows] beside an output `logits` float32 [rows, V]: the first of the
-    highest logits, and whether that one is a number. A device then need not hand over whole rows.
+    highest logits, and whether that one is a number. A device then need not hand over whole rows of logits.
 
     What is not a number counts as infinity, wherever it stands: of rows with one the order is anybody's guess. Returns
     the element types of the initializers that it adds.

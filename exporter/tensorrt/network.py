@@ -118,7 +118,7 @@ def inspect_network(
 ) -> NetworkSummary:
     """Makes the TensorRT copy of a bundle's graph, parses it and returns what is in the network; builds nothing.
 
-    `capacity` is the row count of the static cache. Raises ExportError as `parse` does.
+    `capacity` is the number of slots of the static cache. Raises ExportError as `parse` does.
     """
     library = load_tensorrt(backend)
     with tempfile.TemporaryDirectory(prefix="vlmexport-trt-") as folder:

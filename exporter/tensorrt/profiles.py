@@ -54,7 +54,7 @@ class Sizes:
 
 
 def _aligned_source(manifest: Manifest) -> int:
-    """Most rows that cross-attention sees: what it keeps of sequences that are decoded together begins at aligned
+    """Most tokens that cross-attention sees: what it keeps of sequences that are decoded together begins at aligned
     addresses, in the narrowest type."""
     limits, decoder = manifest.limits, manifest.decoder
     unit = cache_len_step(ALIGNMENT, decoder.num_heads * decoder.head_dim * ITEM_SIZES["float16"])
@@ -113,11 +113,11 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
                 "width": width,
                 "span": verify,
                 "sources": prefill if name == PREFILL else rows,
-                "rows": wanted,
+                "rows": rows_range,
                 "visual": (1, visual, visual),
             },
         )
-        for name, (width, wanted) in widths.items()
+        for name, (width, rows_range) in widths.items()
         if name in phases
     ]
     return [p for p in profiles if p.name != VERIFY or sizes.max_width > 1 or len(profiles) == 1]

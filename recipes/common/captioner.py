@@ -1,4 +1,4 @@
-"""A model of a recipe as its training, its checks and its evaluation see it: rows of pictures in, token ids out."""
+"""A model of a recipe as its training, its checks and its evaluation see it: image embeddings in, token ids out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Captioner(ABC):
     @property
     @abstractmethod
     def layers(self) -> nn.ModuleList:
-        """The decoder's layers; each returns the rows [B, t, width] after it, alone or first in a tuple."""
+        """The decoder's layers; each returns the hidden states [B, t, width] after it, alone or first in a tuple."""
 
     @abstractmethod
     def pixels(self, pictures: np.ndarray) -> Tensor:
@@ -73,23 +73,23 @@ class Captioner(ABC):
         """Rows float32 of uint8 pictures (B, side, side, 3)."""
 
     @abstractmethod
-    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def logits(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """Teacher-forced logits [B, t, V] of targets [B, t]."""
 
-    def loss(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of the targets, where the model computes."""
-        return cross_entropy(self.logits(rows, prompts, targets), targets)
+        return cross_entropy(self.logits(image_embeds, prompts, targets), targets)
 
     @abstractmethod
-    def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
+    def generate(self, image_embeds: Tensor, prompts: Tensor, longest: int) -> Tensor:
         """Greedy ids int64 [B, n] without the start token, padded after the end token."""
 
     @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits of a layer's rows: the final norm and the head."""
+        """Logits of a layer's hidden states: the final norm and the head."""
 
     def reading(self, hidden: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """Of a layer's rows [B, n, width] those [B, t, width] that say the targets: all, where the layers see nothing else."""
+        """Of a layer's hidden states [B, n, width] those [B, t, width] that say the targets: all, where the layers see nothing else."""
         return hidden
 
     @property
@@ -131,10 +131,10 @@ class Captioner(ABC):
         return [[*ids, self.end] for ids in plain]
 
     @torch.no_grad()
-    def speak(self, rows: Tensor, prompts: Tensor, longest: int = LONGEST) -> list[list[int]]:
+    def speak(self, image_embeds: Tensor, prompts: Tensor, longest: int = LONGEST) -> list[list[int]]:
         """Greedy token ids, ending in the end token unless cut at `longest`."""
-        found = self.generate(rows, prompts, longest).tolist()
-        return [row[: row.index(self.end) + 1] if self.end in row else row for row in found]
+        ids = self.generate(image_embeds, prompts, longest).tolist()
+        return [row[: row.index(self.end) + 1] if self.end in row else row for row in ids]
 
     def say(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Texts of ids."""
@@ -142,30 +142,30 @@ class Captioner(ABC):
 
     @torch.no_grad()
     def layer_rows(
-        self, rows: Tensor, prompts: Tensor, targets: Tensor, layers: Sequence[int]
+        self, image_embeds: Tensor, prompts: Tensor, targets: Tensor, layers: Sequence[int]
     ) -> dict[int, Tensor]:
-        """Teacher-forced rows [B, t, width] after each of `layers` (1 to L) that say the targets, where the model computes;
+        """Teacher-forced hidden states [B, t, width] after each of `layers` (1 to L) that say the targets, where the model computes;
         `head` turns them into logits."""
-        seen: dict[int, Tensor] = {}
+        outputs: dict[int, Tensor] = {}
 
         def keep(layer: int) -> Any:
             def hook(module: object, inputs: object, output: Any) -> None:
-                seen[layer] = output[0] if isinstance(output, tuple) else output
+                outputs[layer] = output[0] if isinstance(output, tuple) else output
 
             return hook
 
         hooks = [self.layers[n - 1].register_forward_hook(keep(n)) for n in layers]
         try:
-            self.logits(rows, prompts, targets)
+            self.logits(image_embeds, prompts, targets)
         finally:
             for hook in hooks:
                 hook.remove()
-        return {n: self.reading(seen[n], prompts, targets) for n in layers}
+        return {n: self.reading(outputs[n], prompts, targets) for n in layers}
 
 
-def cross_entropy(found: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean over the tokens that are not `IGNORED`, in float32."""
-    return F.cross_entropy(found.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
 
 
 def padded(lists: Sequence[Sequence[int]]) -> Tensor:

@@ -22,7 +22,7 @@ CHUNK = 64
 
 
 class Checks:
-    """Scenes with their rows and reference texts, and the figures of a model on them.
+    """Scenes with their image embeddings and reference texts, and the figures of a model on them.
 
     Args:
         captioner: encodes the pictures, once, and is asked. seed, indices: which scenes.
@@ -41,7 +41,7 @@ class Checks:
         self.scenes = [sample_scene(seed, i) for i in indices]
         blank = np.full((side, side, 3), 128, np.uint8)
         pictures = np.stack([blank if grey else model_picture(seed, i, side) for i in indices])
-        self.rows = captioner.rows(pictures)
+        self.image_embeds = captioner.rows(pictures)
         self.told = [tell(scene) for scene in self.scenes]
         self.ids = captioner.text_ids([t.text for t in self.told])
         self.questions = [ask(scene) for scene in self.scenes] if captioner.asks else []
@@ -51,7 +51,7 @@ class Checks:
         """The short form, rounded, for a log."""
         texts, ids = self.captions()
         bare = exits(self.captioner)
-        own = measure_drafts(self.captioner, self.rows, self.prompt, ids, bare)
+        own = measure_drafts(self.captioner, self.image_embeds, self.prompt, ids, bare)
         result = self.surprise() | {
             "facts": total_accuracy(map(score_told, texts, self.scenes)),
             "facts_of_another_scene": total_accuracy(map(score_told, texts, self.others())),
@@ -74,7 +74,7 @@ class Checks:
 
     def captions(self) -> tuple[list[str], list[list[int]]]:
         """Greedy captions as texts and as ids."""
-        ids = described(self.captioner, self.rows, self.prompt)
+        ids = described(self.captioner, self.image_embeds, self.prompt)
         return self.captioner.say(ids), ids
 
     def plans(self, texts: Sequence[str]) -> float:
@@ -83,30 +83,32 @@ class Checks:
 
     def surprise(self) -> dict[str, float]:
         """Perplexity per token of the references, the generator's own on the same texts, and their ratio."""
-        nats = nats_of(self.captioner, self.rows, self.prompt, self.ids)
+        nats = nats_of(self.captioner, self.image_embeds, self.prompt, self.ids)
         return surprise_of(nats, sum(t.nats for t in self.told), sum(map(len, self.ids)))
 
     def answers(self) -> dict[str, list[bool]]:
         """By type of question, which answers say the right thing."""
-        return answered(self.captioner, self.rows, self.questions, answer_value)
+        return answered(self.captioner, self.image_embeds, self.questions, answer_value)
 
 
-def described(captioner: Captioner, rows: Tensor, prompt: list[int]) -> list[list[int]]:
-    """Greedy ids of the answers to one prompt about each of the rows [N, rows, width]."""
+def described(captioner: Captioner, image_embeds: Tensor, prompt: list[int]) -> list[list[int]]:
+    """Greedy ids of the answers to one prompt about each of `image_embeds` [N, rows, width]."""
     ids: list[list[int]] = []
-    for at in range(0, len(rows), CHUNK):
-        part = rows[at : at + CHUNK]
+    for at in range(0, len(image_embeds), CHUNK):
+        part = image_embeds[at : at + CHUNK]
         ids += captioner.speak(part, padded([prompt] * len(part)))
     return ids
 
 
 @torch.no_grad()
-def nats_of(captioner: Captioner, rows: Tensor, prompt: list[int], texts: Sequence[list[int]]) -> float:
-    """-log of the probability that the model gives to texts about the rows [N, rows, width], summed."""
+def nats_of(
+    captioner: Captioner, image_embeds: Tensor, prompt: list[int], texts: Sequence[list[int]]
+) -> float:
+    """-log of the probability that the model gives to texts about `image_embeds` [N, rows, width], summed."""
     nats = 0.0
     for at in range(0, len(texts), CHUNK):
         ids = padded(texts[at : at + CHUNK])
-        mean = captioner.loss(rows[at : at + CHUNK], padded([prompt] * len(ids)), ids)
+        mean = captioner.loss(image_embeds[at : at + CHUNK], padded([prompt] * len(ids)), ids)
         nats += mean.item() * int((ids >= 0).sum())
     return nats
 
@@ -122,7 +124,7 @@ def surprise_of(nats: float, floor: float, tokens: int) -> dict[str, float]:
 
 def answered(
     captioner: Captioner,
-    rows: Tensor,
+    image_embeds: Tensor,
     questions: Sequence[Asked],
     value: Callable[[str, str], str | None],
 ) -> dict[str, list[bool]]:
@@ -131,7 +133,7 @@ def answered(
     for at in range(0, len(questions), CHUNK):
         asked = questions[at : at + CHUNK]
         prompts = padded([captioner.prompt_ids(q.text) for q in asked])
-        replies = captioner.say(captioner.speak(rows[at : at + CHUNK], prompts, 16))
+        replies = captioner.say(captioner.speak(image_embeds[at : at + CHUNK], prompts, 16))
         for question, reply in zip(asked, replies, strict=True):
             right.setdefault(question.kind, []).append(value(question.kind, reply) == question.value)
     return right

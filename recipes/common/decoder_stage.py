@@ -1,4 +1,4 @@
-"""The training of a decoder: rows of the frozen image side, texts drawn anew for every step, no deep supervision."""
+"""The training of a decoder: embeddings of the frozen image side, texts drawn anew for every step, no deep supervision."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class DecoderStage:
             model.to(self.device)
             origin = next(iter(begun.values()))
             path = out / "data" / f"rows-{origin}-{self.seed}-{self.pictures}.f16"
-            rows = image_rows(path, captioner, self.seed, indices, lambda: run.stopping, shown=shown)
-            if rows is None:
+            stored_embeds = image_rows(path, captioner, self.seed, indices, lambda: run.stopping, shown=shown)
+            if stored_embeds is None:
                 return 0
             batches = Batches(captioner, self.seed, indices, self.captions, self.questions, prompts)
             checks = Checks(captioner, self.seed, VALIDATION[: self.checked])
@@ -113,14 +113,14 @@ class DecoderStage:
             def losses(step: int) -> Iterator[Part]:
                 for (name, weight, _), batch in zip(parts, drawn(step), strict=True):
                     with computing(dtype, self.device):
-                        seen = torch.from_numpy(rows[batch.rows]).float()
+                        seen = torch.from_numpy(stored_embeds[batch.rows]).float()
                         loss = captioner.loss(seen, batch.prompts, batch.targets)
                     yield {name: (weight, loss)}
 
             def check() -> dict[str, Any]:
-                found = checks.figures()
+                figures = checks.figures()
                 save(model, captioner.tokenizer, out / "model", LONGEST)
-                return found
+                return figures
 
             plan = Schedule(self.steps, self.lr, self.stop_at, self.check_every, self.optimizer)
             return run_steps(run, plan, model, trained, losses, check, dtype)

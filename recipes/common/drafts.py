@@ -68,7 +68,7 @@ def exits(captioner: Captioner) -> dict[str, SelfDraft]:
 @torch.no_grad()
 def measure_drafts(
     captioner: Captioner,
-    rows: Tensor,
+    image_embeds: Tensor,
     prompt: list[int],
     texts: list[list[int]],
     drafts: Mapping[str, SelfDraft],
@@ -76,7 +76,7 @@ def measure_drafts(
     """Teacher-forced on the model's own greedy texts, which is what chain drafting meets there.
 
     Args:
-        rows: of the pictures [N, rows, width]. prompt: ids of the prompt that was answered.
+        image_embeds: of the pictures [N, rows, width]. prompt: ids of the prompt that was answered.
         texts: N lists of ids with the end token. drafts: those that look at each row by itself, by name; their networks are
             moved to where the captioner computes.
     """
@@ -94,7 +94,9 @@ def measure_drafts(
     for at in range(0, len(texts), chunk):
         own = texts[at : at + chunk]
         ids = padded(own)
-        seen = captioner.layer_rows(rows[at : at + chunk], padded([prompt] * len(own)), ids, layers)
+        hidden_states = captioner.layer_rows(
+            image_embeds[at : at + chunk], padded([prompt] * len(own)), ids, layers
+        )
         lengths = torch.tensor([len(text) for text in own])[:, None]  # a raw model may say the pad token too
         index = torch.arange(ids.shape[1])
         where = (index < lengths) & (index > 0)  # prefill emits the first token
@@ -103,15 +105,15 @@ def measure_drafts(
         known = Rows(none, none, ids[where], record, position)
         parts.append(torch.tensor([PARTS.index(p) for text in own for p in token_parts(captioner, text)[1:]]))
         places.append(position)
-        final = captioner.head(seen[layers[-1]])[where]
+        final = captioner.head(hidden_states[layers[-1]])[where]
         chances = final.float().softmax(-1)
         top.append(chances.max(-1).values)
         entropies.append(torch.special.entr(chances).sum(-1))
         for name, draft in drafts.items():
-            found = captioner.head(networks[name](seen[draft.layer]))[where]
-            counts[name].add(found, final, known)
-            matches[name].append(agreement(found, final).float())
-            draft_entropies[name].append(torch.special.entr(found.float().softmax(-1)).sum(-1))
+            logits = captioner.head(networks[name](hidden_states[draft.layer]))[where]
+            counts[name].add(logits, final, known)
+            matches[name].append(agreement(logits, final).float())
+            draft_entropies[name].append(torch.special.entr(logits.float().softmax(-1)).sum(-1))
     groups = _groups(torch.cat(parts), torch.cat(places))
     share = {kind: {name: _mean(each.float()) for name, each in one.items()} for kind, one in groups.items()}
     return OwnCaptions(
@@ -145,8 +147,8 @@ def token_parts(captioner: Captioner, ids: list[int]) -> list[str]:
             words.append(bare)
         word_of.append(len(words) - 1)
     parts = parts_of(words)
-    found = [parts[word] for word in word_of]
-    return found + [found[-1] if found else "style"] * ended
+    by_token = [parts[word] for word in word_of]
+    return by_token + [by_token[-1] if by_token else "style"] * ended
 
 
 def _groups(parts: Tensor, places: Tensor) -> dict[str, dict[str, Tensor]]:

@@ -66,7 +66,7 @@ def evaluate(
     replies = checks.answers() if captioner.asks else {}
     bare = exits(captioner)
     measured = {**bare, **(drafts or {})}
-    own = measure_drafts(captioner, checks.rows, checks.prompt, ids, measured)
+    own = measure_drafts(captioner, checks.image_embeds, checks.prompt, ids, measured)
     usual = Checks(captioner, seed, VALIDATION[:scenes])
     surprise = usual.surprise()
     floor = measure_floor(usual.scenes, lambda text: len(captioner.text_ids([text])[0]))

@@ -1,4 +1,4 @@
-"""Captioners whose decoder reads a picture's rows among its text."""
+"""Captioners whose decoder reads a picture's embeddings among its text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .captioner import Captioner
 
 
 class InsideCaptioner(Captioner):
-    """A decoder `language_model` that reads what stands before a picture, its rows, the prompt and the text."""
+    """A decoder `language_model` that reads what stands before a picture, its embeddings, the prompt and the text."""
 
     @property
     @abstractmethod
     def before(self) -> int:
-        """Places before the prompt: the picture's rows, and what stands before them."""
+        """Places before the prompt: the picture's embeddings, and what stands before them."""
 
     @abstractmethod
-    def hidden_of(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def hidden_of(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """What the decoder gives for the texts, normed: [B, S, width], where the model lies."""
 
     @property
@@ -33,9 +33,9 @@ class InsideCaptioner(Captioner):
         """Of the decoder."""
         return self.language.layers
 
-    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def logits(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """See `Captioner`."""
-        hidden = self.hidden_of(rows, prompts, targets)
+        hidden = self.hidden_of(image_embeds, prompts, targets)
         return self.model.lm_head(self.reading(hidden, prompts, targets)).cpu()
 
     def reading(self, hidden: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class InsideCaptioner(Captioner):
         return self.model.lm_head(self.language.norm(hidden)).cpu()
 
     def places(self, prompts: Tensor, targets: Tensor) -> Tensor:
-        """Where the rows stand that say the targets: [B, t]."""
+        """Where the hidden states stand that say the targets: [B, t]."""
         return self.before - 1 + (prompts >= 0).sum(1, keepdim=True) + torch.arange(targets.shape[1])
 
 

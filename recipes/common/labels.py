@@ -121,9 +121,9 @@ def _labels(seed: int, grid: int, index: int) -> dict[str, np.ndarray]:
 
 def accuracies(batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
     """Share of right answers by question, rounded; an answer is right (1), wrong (0) or not asked for (-1)."""
-    found: dict[str, list[Tensor]] = {}
+    by_question: dict[str, list[Tensor]] = {}
     for correct in batches:
         for name, value in correct.items():
-            found.setdefault(name, []).append(value.flatten())
-    joined = {name: torch.cat(values) for name, values in found.items()}
+            by_question.setdefault(name, []).append(value.flatten())
+    joined = {name: torch.cat(values) for name, values in by_question.items()}
     return {name: round(v[v >= 0].float().mean().item(), 4) for name, v in joined.items()}

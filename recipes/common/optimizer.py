@@ -79,8 +79,8 @@ class Muon(torch.optim.Optimizer):
         stack = torch.stack(updates)
         if id(members[0]) in self._joined:  # [N, rows, n * rows] -> [N * n, rows, rows]
             parts = stack.view(len(members), rows, columns // rows, rows).transpose(1, 2)
-            found = newton_schulz(parts.reshape(-1, rows, rows), dtype=self.dtype) * (0.2 * math.sqrt(rows))
-            return found.view(len(members), columns // rows, rows, rows).transpose(1, 2).reshape(stack.shape)
+            steps = newton_schulz(parts.reshape(-1, rows, rows), dtype=self.dtype) * (0.2 * math.sqrt(rows))
+            return steps.view(len(members), columns // rows, rows, rows).transpose(1, 2).reshape(stack.shape)
         return newton_schulz(stack, dtype=self.dtype) * (0.2 * math.sqrt(max(rows, columns)))
 
 

@@ -22,8 +22,8 @@ def write_recipe(work: Path, folder: Path, settings: dict[str, Any], command: st
     # Not every recipe has a last stage, and the vision side may come from elsewhere.
     record = {name: value for name, value in record.items() if value or not name.endswith("_curve")}
     path = folder / "recipe.json"
-    rows = ",\n".join(f" {json.dumps(name)}: {_compact(value)}" for name, value in record.items())
-    path.write_text("{\n" + rows + "\n}\n")
+    lines = ",\n".join(f" {json.dumps(name)}: {_compact(value)}" for name, value in record.items())
+    path.write_text("{\n" + lines + "\n}\n")
     return path
 
 

@@ -55,22 +55,22 @@ class SmolLlava(InsideCaptioner):
         tower, parts = self.model.model.vision_tower, range(0, len(pictures), CHUNK)
         return torch.cat([encode(tower, stored(pictures[at : at + CHUNK])).float().cpu() for at in parts])
 
-    def loss(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """See `Captioner`; only rows before a target are given to the head."""
-        hidden = self.hidden_of(rows, prompts, targets)
-        said = targets >= 0
+    def loss(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """See `Captioner`; only hidden states before a target are given to the head."""
+        hidden = self.hidden_of(image_embeds, prompts, targets)
+        is_target = targets >= 0
         each = torch.arange(len(targets))[:, None] * hidden.shape[1]
-        at = (each + self.places(prompts, targets))[said].to(self.device, non_blocking=True)
-        found = self.model.lm_head(hidden.flatten(0, 1).index_select(0, at))
-        return cross_entropy(found[None], targets[said].to(self.device, non_blocking=True))
+        at = (each + self.places(prompts, targets))[is_target].to(self.device, non_blocking=True)
+        logits = self.model.lm_head(hidden.flatten(0, 1).index_select(0, at))
+        return cross_entropy(logits[None], targets[is_target].to(self.device, non_blocking=True))
 
-    def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
+    def generate(self, image_embeds: Tensor, prompts: Tensor, longest: int) -> Tensor:
         """See `Captioner`."""
         texts = unpadded(prompts)
-        seen = self._embedded(rows, texts)
+        seen = self._embedded(image_embeds, texts)
         longer = max(map(len, texts)) - torch.tensor([[len(text)] for text in texts])
         at = (torch.arange(seen.shape[1]) - longer).to(self.device)  # what fills a text up comes first here
-        found = self.model.generate(
+        ids = self.model.generate(
             inputs_embeds=seen.gather(1, at.clamp_min(0)[..., None].expand_as(seen)),
             attention_mask=(at >= 0).long(),
             eos_token_id=self.end,
@@ -78,20 +78,20 @@ class SmolLlava(InsideCaptioner):
             max_new_tokens=longest,
             do_sample=False,
         )
-        return found.cpu()
+        return ids.cpu()
 
-    def hidden_of(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def hidden_of(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """See `InsideCaptioner`."""
         texts = [p + t for p, t in zip(unpadded(prompts), unpadded(targets), strict=True)]
-        seen = self._embedded(rows, texts)  # behind a text nothing is read
+        seen = self._embedded(image_embeds, texts)  # behind a text nothing is read
         return self.language(inputs_embeds=seen, use_cache=False).last_hidden_state
 
-    def _embedded(self, rows: Tensor, texts: list[list[int]]) -> Tensor:
-        """What the decoder reads: the head of a turn, the picture's rows, the text, filled up behind its end."""
+    def _embedded(self, image_embeds: Tensor, texts: list[list[int]]) -> Tensor:
+        """What the decoder reads: the head of a turn, the picture's embeddings, the text, filled up behind its end."""
         width, before = max(map(len, texts)), len(self._head)
         ids = torch.tensor([self._head + text + [self.end] * (width - len(text)) for text in texts])
         words = self.language.embed_tokens(ids.to(self.device, non_blocking=True))
-        shown = self.model.model.multi_modal_projector(rows.to(self.device, non_blocking=True))
+        shown = self.model.model.multi_modal_projector(image_embeds.to(self.device, non_blocking=True))
         return torch.cat([words[:, :before], shown.to(words.dtype), words[:, before:]], 1)
 
 
@@ -101,13 +101,13 @@ def stored(pictures: np.ndarray) -> Tensor:
 
 
 def encode(tower: Any, pictures: Tensor) -> Tensor:
-    """The patches' rows [B, 36, width] after the tower's last layer, of uint8 pictures [B, side, side, 3]."""
+    """The patches' hidden states [B, 36, width] after the tower's last layer, of uint8 pictures [B, side, side, 3]."""
     return encode_all(tower, pictures, ())[0]
 
 
 def encode_all(tower: Any, pictures: Tensor, layers: Sequence[int]) -> list[Tensor]:
     """As `encode`, and the same after some of the layers, from 1."""
     shown = to_pixels(pictures.to(tower.device, non_blocking=True), MEAN, STD)
-    found = tower(pixel_values=shown, output_hidden_states=bool(layers))
-    states = [found.last_hidden_state, *(found.hidden_states[n] for n in layers)]
+    output = tower(pixel_values=shown, output_hidden_states=bool(layers))
+    states = [output.last_hidden_state, *(output.hidden_states[n] for n in layers)]
     return [state[:, 1:] for state in states]

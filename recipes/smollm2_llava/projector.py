@@ -51,17 +51,17 @@ def fit_projector(
         what is missed in the end, in shares of the words' own spread: 1 is as good as their mean.
     """
     projector, words = model.model.multi_modal_projector.requires_grad_(), word_rows(model, tokenizer)
-    rows, truth = _rows(model.model.vision_tower, seed, shown[:PICTURES])
+    hidden_states, truth = _rows(model.model.vision_tower, seed, shown[:PICTURES])
     spread = words.var(0, correction=0).sum()
-    _begin(projector, rows, words[truth])
+    _begin(projector, hidden_states, words[truth])
     optimizer = torch.optim.AdamW(projector.parameters(), LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
     missed = torch.zeros(())
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * schedule(step, steps, WARMUP)
-        drawn = np.random.default_rng([seed, 11, step]).integers(0, len(rows), ROWS_TOGETHER)
-        at = torch.from_numpy(drawn).to(rows.device, non_blocking=True)
-        missed = (projector(rows[at]) - words[truth[at]]).square().sum(-1).mean() / spread
+        drawn = np.random.default_rng([seed, 11, step]).integers(0, len(hidden_states), ROWS_TOGETHER)
+        at = torch.from_numpy(drawn).to(hidden_states.device, non_blocking=True)
+        missed = (projector(hidden_states[at]) - words[truth[at]]).square().sum(-1).mean() / spread
         missed.backward()
         nn.utils.clip_grad_norm_(projector.parameters(), 1.0)
         optimizer.step()
@@ -73,29 +73,29 @@ def fit_projector(
 
 
 @torch.no_grad()
-def _begin(projector: Any, rows: Tensor, wanted: Tensor) -> None:
+def _begin(projector: Any, hidden_states: Tensor, expected: Tensor) -> None:
     """Brings what a fresh first layer gives of the rows to about one (a tower's last state is not normed); the second is the least
     squares of what is wanted [N, width] of that. From small random weights hundreds of steps do less."""
     first, second = projector.linear_1, projector.linear_2
-    first.weight.div_(first.weight.std() * rows.std() * rows.shape[-1] ** 0.5)
-    first.bias.copy_(-first.weight @ rows.mean(0))
-    seen = projector.act(first(rows)).double()
+    first.weight.div_(first.weight.std() * hidden_states.std() * hidden_states.shape[-1] ** 0.5)
+    first.bias.copy_(-first.weight @ hidden_states.mean(0))
+    seen = projector.act(first(hidden_states)).double()
     seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
     gram = seen.mT @ seen
     gram.diagonal().mul_(1 + RIDGE)
-    found = torch.linalg.solve(gram, seen.mT @ wanted.double()).float()
-    second.weight.copy_(found[:-1].mT)
-    second.bias.copy_(found[-1])
+    solution = torch.linalg.solve(gram, seen.mT @ expected.double()).float()
+    second.weight.copy_(solution[:-1].mT)
+    second.bias.copy_(solution[-1])
 
 
 @torch.no_grad()
 def _rows(tower: Any, seed: int, shown: np.ndarray) -> tuple[Tensor, Tensor]:
     """Rows [N * rows, width] of scenes, and the numbers of what they should say."""
-    found, told = [], []
+    parts, numbers = [], []
     for at in range(0, len(shown), CHUNK):
         part = shown[at : at + CHUNK]
-        found.append(encode(tower, stored(part)))
+        parts.append(encode(tower, stored(part)))
         labels = [scene_labels(sample_scene(seed, i)) for i in TRAIN[at : at + len(part)]]
-        told.append(said({name: np.stack([label[name] for label in labels]) for name in labels[0]}, ROWS))
-    rows = torch.cat(found).flatten(0, 1).float()
-    return rows, torch.from_numpy(np.concatenate(told)).flatten().to(rows.device)
+        numbers.append(said({name: np.stack([label[name] for label in labels]) for name in labels[0]}, ROWS))
+    hidden_states = torch.cat(parts).flatten(0, 1).float()
+    return hidden_states, torch.from_numpy(np.concatenate(numbers)).flatten().to(hidden_states.device)

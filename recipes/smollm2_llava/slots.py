@@ -52,21 +52,21 @@ _NUMBERS = {
 }
 
 
-def said(labels: dict[str, np.ndarray], rows: int) -> np.ndarray:
+def said(labels: dict[str, np.ndarray], num_embeds: int) -> np.ndarray:
     """The number in `WORDS` of what every row says.
 
     Args:
-        labels: of N scenes, as `label_table` has them. rows: of a picture; those behind `FIELDS` are spare.
+        labels: of N scenes, as `label_table` has them. num_embeds: of a picture; those behind `FIELDS` are spare.
 
     Returns:
-        int64 (N, rows).
+        int64 (N, num_embeds).
     """
     count = len(labels["count"])
-    found = np.full((count, rows), WORDS.index(BLANK), np.int64)
+    numbers = np.full((count, num_embeds), WORDS.index(BLANK), np.int64)
     each = len(ABOUT_OBJECTS)
     for place, field in enumerate(ABOUT_OBJECTS):
         values = labels[field]  # (N, objects)
-        found[:, place : MOST_OBJECTS * each : each] = _NUMBERS[field][np.where(values == NONE, -1, values)]
+        numbers[:, place : MOST_OBJECTS * each : each] = _NUMBERS[field][np.where(values == NONE, -1, values)]
     for place, field in enumerate(ABOUT_SCENES, MOST_OBJECTS * each):
-        found[:, place] = _NUMBERS[field][labels[field]]
-    return found
+        numbers[:, place] = _NUMBERS[field][labels[field]]
+    return numbers

@@ -98,10 +98,10 @@ def train_vision(
             seen = torch.where((rows >= size)[:, None, None, None], plain.flip(2), plain)
             with computing(dtype, device):
                 last, middle = encode_all(tower, seen, [MIDDLE])
-                found, asked = heads(last).float(), patch_heads(middle).float()
+                word_logits, patch_logits = heads(last).float(), patch_heads(middle).float()
                 yield {
-                    "words": (1.0, F.cross_entropy(found.flatten(0, 1), told[rows].flatten())),
-                    "patches": (PATCHES, patch_loss(asked, patches[rows])),
+                    "words": (1.0, F.cross_entropy(word_logits.flatten(0, 1), told[rows].flatten())),
+                    "patches": (PATCHES, patch_loss(patch_logits, patches[rows])),
                 }
 
         @torch.no_grad()
@@ -121,10 +121,10 @@ def train_vision(
 def patch_truth(labels: dict[str, np.ndarray]) -> np.ndarray:
     """What every patch is asked about the object that it shows: int64 (N, rows, questions), `NONE` where there is none."""
     owner = labels["owner"].reshape(len(labels["owner"]), -1)
-    found = [
+    answers = [
         np.where(owner < 0, NONE, np.take_along_axis(labels[name], owner.clip(0), 1)) for name in PATCH_FIELDS
     ]
-    return np.stack([*found, np.where(owner < 0, MOST_OBJECTS, owner)], -1)
+    return np.stack([*answers, np.where(owner < 0, MOST_OBJECTS, owner)], -1)
 
 
 def patch_loss(asked: Tensor, truth: Tensor) -> Tensor:
@@ -139,10 +139,12 @@ def patch_loss(asked: Tensor, truth: Tensor) -> Tensor:
 
 def by_field(right: Tensor, truth: Tensor) -> dict[str, float]:
     """Share of the rows [N, rows] that say the right word, where there is one to say."""
-    found: dict[str, list[Tensor]] = {}
+    right_by_field: dict[str, list[Tensor]] = {}
     for place, field in enumerate(FIELDS):
-        found.setdefault(field, []).append(right[:, place][truth[:, place] != WORDS.index(BLANK)])
-    return {name: round(torch.cat(values).float().mean().item(), 4) for name, values in found.items()}
+        right_by_field.setdefault(field, []).append(right[:, place][truth[:, place] != WORDS.index(BLANK)])
+    return {
+        name: round(torch.cat(values).float().mean().item(), 4) for name, values in right_by_field.items()
+    }
 
 
 def take_vision(model: Any, folder: Path) -> None:

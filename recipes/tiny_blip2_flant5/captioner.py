@@ -42,17 +42,17 @@ class Blip2T5(Captioner):
         parts = [pictures[at : at + CHUNK] for at in range(0, len(pictures), CHUNK)]
         return torch.cat([encode(self.model, self.pixels(part))[1] for part in parts]).float()
 
-    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def logits(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """See `Captioner`; the pad token, 0, starts a text."""
-        embeds, mask = self._encoder_input(rows, prompts)
+        embeds, mask = self._encoder_input(image_embeds, prompts)
         inputs = F.pad(targets[:, :-1].clamp_min(0), (1, 0))
         return self.model.language_model(
             inputs_embeds=embeds, attention_mask=mask, decoder_input_ids=inputs, use_cache=False
         ).logits
 
-    def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
+    def generate(self, image_embeds: Tensor, prompts: Tensor, longest: int) -> Tensor:
         """See `Captioner`."""
-        embeds, mask = self._encoder_input(rows, prompts)
+        embeds, mask = self._encoder_input(image_embeds, prompts)
         output = self.model.language_model.generate(
             inputs_embeds=embeds,
             attention_mask=mask,
@@ -70,9 +70,9 @@ class Blip2T5(Captioner):
         language = self.model.language_model
         return language.lm_head(language.decoder.final_layer_norm(hidden))
 
-    def _encoder_input(self, rows: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings [B, 8 + p, width] and mask of rows and prompts."""
+    def _encoder_input(self, image_embeds: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, 8 + p, width] and mask of pictures and prompts."""
         words = self.model.language_model.shared(prompts.clamp_min(0))
-        embeds = torch.cat([self.model.language_projection(rows), words], 1)
-        mask = torch.cat([torch.ones(rows.shape[:2], dtype=torch.long), (prompts >= 0).long()], 1)
+        embeds = torch.cat([self.model.language_projection(image_embeds), words], 1)
+        mask = torch.cat([torch.ones(image_embeds.shape[:2], dtype=torch.long), (prompts >= 0).long()], 1)
         return embeds, mask

@@ -34,8 +34,8 @@ def dense_grouped(
     scores = (query * scaling).reshape(batch, groups, -1, width) @ key.mT
     unseen = torch.zeros_like(attention_mask, dtype=scores.dtype).masked_fill_(~attention_mask, -torch.inf)
     scores.view(batch, groups, heads // groups, size, -1).add_(unseen[:, :, None])
-    found = torch.softmax(scores, -1) @ value
-    return found.view(batch, heads, size, width).transpose(1, 2), None
+    output = torch.softmax(scores, -1) @ value
+    return output.view(batch, heads, size, width).transpose(1, 2), None
 
 
 def use_dense_attention(language: Any) -> None:

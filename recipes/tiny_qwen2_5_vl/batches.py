@@ -131,7 +131,7 @@ class Batches:
     def _batch(
         self, media: Media, rows: np.ndarray, texts: list[list[Text]], described: bool, called: bool = False
     ) -> Batch:
-        found = packed(self.captioner.head_of(media), texts)
-        learned = found.targets != IGNORED
-        told, last = found.group == 1, found.group == len(texts[0])
-        return Batch(media, rows, found, learned & told & described, learned & last & called)
+        sequences = packed(self.captioner.head_of(media), texts)
+        learned = sequences.targets != IGNORED
+        told, last = sequences.group == 1, sequences.group == len(texts[0])
+        return Batch(media, rows, sequences, learned & told & described, learned & last & called)

@@ -41,7 +41,7 @@ class Qwen25VL(InsideCaptioner):
         self.media = PICTURE
 
     def answering(self, media: Media) -> Qwen25VL:
-        """The same model where the rows are those of `media`."""
+        """The same model where the embeddings are those of `media`."""
         other = type(self)(self.model, self.tokenizer)
         other.media = media
         return other
@@ -84,11 +84,11 @@ class Qwen25VL(InsideCaptioner):
         tower = self.model.model.visual
         return torch.cat([encode(tower, patches(part).to(self.device)) for part in parts]).float().cpu()
 
-    def hidden(self, head: Head, rows: Tensor, batch: Packed, **cache: Any) -> Any:
-        """What the decoder gives for a batch, last rows normed: [B, S, width]. The batch may lie on the CPU."""
+    def hidden(self, head: Head, image_embeds: Tensor, batch: Packed, **cache: Any) -> Any:
+        """What the decoder gives for a batch, normed: [B, S, width]. The batch may lie on the CPU."""
         batch = batch.to(self.device)
         seen = self.language.embed_tokens(batch.ids)
-        seen = seen.index_copy(1, head.places.to(self.device), rows.to(self.device, seen.dtype))
+        seen = seen.index_copy(1, head.places.to(self.device), image_embeds.to(self.device, seen.dtype))
         return self.language(
             inputs_embeds=seen,
             position_ids=batch.positions,
@@ -96,29 +96,29 @@ class Qwen25VL(InsideCaptioner):
             **(cache or {"use_cache": False}),
         )
 
-    def hidden_of(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def hidden_of(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """See `InsideCaptioner`."""
         head = self.head_of(self.media)
         batch = packed(head, [[pair] for pair in zip(unpadded(prompts), unpadded(targets), strict=True)])
-        return self.hidden(head, rows, batch).last_hidden_state
+        return self.hidden(head, image_embeds, batch).last_hidden_state
 
-    def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
+    def generate(self, image_embeds: Tensor, prompts: Tensor, longest: int) -> Tensor:
         """See `Captioner`; greedy with a cache."""
         head = self.head_of(self.media)
         batch = packed(head, [[(prompt, [])] for prompt in unpadded(prompts)]).to(self.device)
-        out = self.hidden(head, rows, batch, use_cache=True)
+        out = self.hidden(head, image_embeds, batch, use_cache=True)
         keep = batch.group >= 0
         last = keep.sum(1) - 1
         each = torch.arange(len(last), device=self.device)
         row, place = out.last_hidden_state[each, last], batch.positions[0, each, last]
-        found: list[Tensor] = []
+        tokens: list[Tensor] = []
         ended = torch.zeros(len(last), dtype=torch.bool, device=self.device)
         while True:
             token = self.model.lm_head(row).argmax(-1)
-            found.append(token)
+            tokens.append(token)
             ended |= token == self.end
-            if ended.all() or len(found) == longest:
-                return torch.stack(found, 1).cpu()
+            if ended.all() or len(tokens) == longest:
+                return torch.stack(tokens, 1).cpu()
             place = place + 1
             keep = torch.cat([keep, torch.ones(len(keep), 1, dtype=torch.bool, device=self.device)], 1)
             out = self.language(

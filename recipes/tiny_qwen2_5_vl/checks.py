@@ -25,7 +25,7 @@ GREY = 200  # films with grey frames
 
 
 class ViewChecks:
-    """Films and pairs of some scenes with their rows, and the figures of a model on them.
+    """Films and pairs of some scenes with their embeddings, and the figures of a model on them.
 
     Args:
         captioner: encodes them, once, and is asked. seed, indices: which scenes.
@@ -35,13 +35,13 @@ class ViewChecks:
     def __init__(self, captioner: Qwen25VL, seed: int, indices: Sequence[int], grey: bool = False) -> None:
         self.captioner, self.grey = captioner, grey
         self.films: dict[int, list[Film]] = {}  # by number of frames
-        rows: dict[int, list[Tensor]] = {}
+        embeds: dict[int, list[Tensor]] = {}
         for index in indices:
             film = sample_film(seed, index)
             frames = self._shown(film_pictures(seed, index, SIDE)).reshape(-1, FRAMES, SIDE, SIDE, 3)
             self.films.setdefault(film.count, []).append(film)
-            rows.setdefault(film.count, []).append(captioner.pair_rows(frames).flatten(0, 1))
-        self.film_rows = {count: torch.stack(found) for count, found in rows.items()}
+            embeds.setdefault(film.count, []).append(captioner.pair_rows(frames).flatten(0, 1))
+        self.film_rows = {count: torch.stack(parts) for count, parts in embeds.items()}
         self.pairs = [sample_pair(seed, index) for index in indices]
         self.pair_rows = torch.cat(
             [
@@ -66,12 +66,12 @@ class ViewChecks:
 
     def stories(self) -> list[tuple[str, Film, Film]]:
         """Greedy stories, each with its film and with another one of the same length."""
-        found: list[tuple[str, Film, Film]] = []
+        stories: list[tuple[str, Film, Film]] = []
         for count, films in self.films.items():
             captioner = self.captioner.answering(film_media(count))
             ids = described(captioner, self.film_rows[count], self.prompt)
-            found += zip(captioner.say(ids), films, [*films[1:], films[0]], strict=True)
-        return found
+            stories += zip(captioner.say(ids), films, [*films[1:], films[0]], strict=True)
+        return stories
 
     def surprise(self) -> dict[str, float]:
         """As `Checks.surprise`, of stories."""
@@ -88,13 +88,13 @@ class ViewChecks:
 
     def film_answers(self) -> dict[str, list[bool]]:
         """By type of question, which answers about films say the right thing."""
-        found: dict[str, list[bool]] = {}
+        by_kind: dict[str, list[bool]] = {}
         for count, films in self.films.items():
             captioner = self.captioner.answering(film_media(count))
             asked = [ask_film(film) for film in films]
             for kind, right in answered(captioner, self.film_rows[count], asked, film_answer_value).items():
-                found.setdefault(kind, []).extend(right)
-        return found
+                by_kind.setdefault(kind, []).extend(right)
+        return by_kind
 
     def pair_answers(self) -> dict[str, list[bool]]:
         """By type of question, which answers about pairs say the right thing."""

@@ -75,10 +75,10 @@ def head_of(tokenizer: PreTrainedTokenizerBase, media: Media, seconds: float) ->
         interval = 1.0 if media.kind == "image" else tower_config().tokens_per_second * seconds
         spans.append(Span(len(ids), held // ROWS, UNITS, UNITS, interval))
         ids += [token] * held
-    found = torch.tensor(ids)
+    tokens = torch.tensor(ids)
     # One token more says where the text goes on.
     places = torch.from_numpy(positions(len(ids) + 1, spans))
-    return Head(found, (found == mark).nonzero()[:, 0], places[:, :-1], int(places[0, -1]))
+    return Head(tokens, (tokens == mark).nonzero()[:, 0], places[:, :-1], int(places[0, -1]))
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,6 @@ class Teacher:
         layer.bias.copy_(bias @ back + self._mean.double())
 
     def _plain(self, pictures: np.ndarray) -> Tensor:
-        found = self._tower.rows(pictures)[:, 1:]  # the first is the class token's
-        assert found.shape[1:] == (ROWS, WIDTH), found.shape
-        return found
+        hidden_states = self._tower.rows(pictures)[:, 1:]  # the first is the class token's
+        assert hidden_states.shape[1:] == (ROWS, WIDTH), hidden_states.shape
+        return hidden_states

@@ -64,12 +64,12 @@ def patches(frames: np.ndarray) -> Tensor:
 def _layout() -> tuple[Tensor, Tensor, Tensor]:
     """The order of patches [256] by windows, their rows and columns [256, 2], and the order of rows [64] after it."""
     numbers = np.arange(ROWS * GRID.patches, dtype=np.float32)[:, None]
-    found = windows(numbers, UNITS, UNITS, GRID)
-    places = torch.from_numpy(found["patch_positions"]).reshape(-1, 2)
+    arrays = windows(numbers, UNITS, UNITS, GRID)
+    places = torch.from_numpy(arrays["patch_positions"]).reshape(-1, 2)
     return (
-        torch.from_numpy(found["pixel_values"]).flatten().long(),
+        torch.from_numpy(arrays["pixel_values"]).flatten().long(),
         places,
-        torch.from_numpy(found["unit_order"]),
+        torch.from_numpy(arrays["unit_order"]),
     )
 
 
@@ -83,8 +83,8 @@ def encode(tower: Any, pixels: Tensor) -> Tensor:
         span = hidden.shape[1] if number in whole else GRID.window_units * GRID.patches
         hidden = hidden + _attend(block.attn, block.norm1(hidden), angles, span)
         hidden = hidden + block.mlp(block.norm2(hidden))
-    rows = tower.merger(hidden.flatten(0, 1)).view(len(pixels), ROWS, -1)
-    return rows[:, reading]
+    image_embeds = tower.merger(hidden.flatten(0, 1)).view(len(pixels), ROWS, -1)
+    return image_embeds[:, reading]
 
 
 def _attend(module: Any, hidden: Tensor, angles: tuple[Tensor, Tensor], span: int) -> Tensor:

@@ -121,8 +121,8 @@ class LanguageStage:
             begin = state["step"]
             settings["start"] = digest(self.start)
         with LongRun(out, settings, self.save_every) as run:
-            rows = self._rows(captioner, data, begun, lambda: run.stopping)
-            if rows is None:
+            stores = self._rows(captioner, data, begun, lambda: run.stopping)
+            if stores is None:
                 return 0
             shown, paired, filmed = self.sizes
             sizes = (shown // PASSES, paired, filmed)
@@ -131,11 +131,11 @@ class LanguageStage:
             checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
             nn.Module.to(model, self.device)
             trained, seen = learning(model, FROZEN), seen_ids(tokenizer).to(self.device)
-            first = ((PASSES, batches.of_captions, rows["pictures"], ("caption", "", "roll_call")),)
+            first = ((PASSES, batches.of_captions, stores["pictures"], ("caption", "", "roll_call")),)
             later = (
-                (PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer", "roll_call")),
-                (1, batches.of_pairs, rows["pairs"], ("", "pair_answer", "")),
-                (1, batches.of_films, rows["films"], ("story", "film_answer", "film_call")),
+                (PASSES, batches.of_pictures, stores["pictures"], ("caption", "answer", "roll_call")),
+                (1, batches.of_pairs, stores["pairs"], ("", "pair_answer", "")),
+                (1, batches.of_films, stores["films"], ("story", "film_answer", "film_call")),
             )
 
             def kinds(step: int) -> Any:
@@ -155,18 +155,18 @@ class LanguageStage:
 
             def losses(step: int) -> Iterator[Part]:
                 weight = emphasis(step, self.steps) if self.start is None else 1.0
-                found, rng = iter(drawn(step)), np.random.default_rng([self.seed, 31, step])
+                batch_iterator, rng = iter(drawn(step)), np.random.default_rng([self.seed, 31, step])
                 for passes, _, known, names in kinds(step):
                     for _ in range(passes):
                         left_out = rng.random(len(chances)) < chances
                         with computing(dtype, self.device), without(captioner.layers, left_out):
-                            part = part_of(captioner, next(found), known, names, seen, weight)
+                            part = part_of(captioner, next(batch_iterator), known, names, seen, weight)
                         yield {name: (weight, value / passes) for name, (weight, value) in part.items()}
 
             def check() -> dict[str, Any]:
-                found = checks.figures() | views.figures()
+                figures = checks.figures() | views.figures()
                 save_bundle(model, tokenizer, out / "model", LONGEST)
-                return found
+                return figures
 
             plan = Schedule(self.steps, self.lr, self.stop_at, self.check_every)
             return run_steps(run, plan, model, trained, losses, check, dtype)
@@ -185,11 +185,11 @@ class LanguageStage:
 
         def films(store: np.ndarray, start: int, stop: int) -> None:
             for row in range(start, stop):  # shorter films leave the end of their places zero
-                found = film_rows(captioner, seed, TRAIN[row])
-                store[row, : len(found)] = found.numpy()
+                embeds = film_rows(captioner, seed, TRAIN[row])
+                store[row, : len(embeds)] = embeds.numpy()
 
         most = film_media(max(FRAMES)).rows
-        made = {
+        stores = {
             "pictures": image_rows(
                 data / f"pictures-{origin}-{seed}-{self.pictures}.f16",
                 captioner,
@@ -206,9 +206,9 @@ class LanguageStage:
             if stopping():
                 return None
             path = data / f"{name}-{origin}-{seed}-{count}.f16"
-            made[name] = stored_rows(path, (count, held, WIDTH), count, write, stopping, self.workers)
-        found = {name: rows for name, rows in made.items() if rows is not None}
-        return found if len(found) == len(made) else None
+            stores[name] = stored_rows(path, (count, held, WIDTH), count, write, stopping, self.workers)
+        complete = {name: store for name, store in stores.items() if store is not None}
+        return complete if len(complete) == len(stores) else None
 
 
 def film_rows(captioner: Qwen25VL, seed: int, index: int) -> torch.Tensor:
@@ -231,18 +231,18 @@ def part_of(
     known: rows of the tower. seen, on the model's device, and weight: see `weighted_loss`.
     """
     head, batch = captioner.head_of(batch.media), batch.to(captioner.device)
-    rows = torch.from_numpy(known[batch.rows, : batch.media.rows]).float()
-    hidden = captioner.hidden(head, rows, batch.packed).last_hidden_state
-    found: Part = {}
+    image_embeds = torch.from_numpy(known[batch.rows, : batch.media.rows]).float()
+    hidden = captioner.hidden(head, image_embeds, batch.packed).last_hidden_state
+    losses: Part = {}
     answers = (batch.packed.targets != IGNORED) & ~batch.told & ~batch.called
     for name, where in zip(names, (batch.told, answers, batch.called), strict=True):
         if name:
             logits = captioner.model.lm_head(hidden[where]).float()
             loss, of_seen = weighted_loss(logits, batch.packed.targets[where], seen, weight)
-            found[name] = WEIGHTS[name], loss
+            losses[name] = WEIGHTS[name], loss
             if where is batch.told:
-                found[f"{name}_seen"] = 0.0, of_seen
-    return found
+                losses[f"{name}_seen"] = 0.0, of_seen
+    return losses
 
 
 def take_tower(model: Any, vision: Path, teacher: Teacher) -> None:

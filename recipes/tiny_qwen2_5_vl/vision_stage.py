@@ -65,10 +65,10 @@ class RowHeads(nn.Module):
         self.taught_heads = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(FRAMES))
         for reader in self.taught_heads:
             nn.init.eye_(reader.weight)  # pyright: ignore[reportArgumentType]
-        rows = {f"{n}{f}": nn.Linear(WIDTH, c) for n, c in ROW_CLASSES.items() for f in range(FRAMES)}
+        row_heads = {f"{n}{f}": nn.Linear(WIDTH, c) for n, c in ROW_CLASSES.items() for f in range(FRAMES)}
         setting = {n: nn.Linear(WIDTH, GLOBAL_CLASSES[n]) for n in ONCE}
         setting |= {f"count{f}": nn.Linear(WIDTH, GLOBAL_CLASSES["count"]) for f in range(FRAMES)}
-        self.row_heads, self.setting_heads = nn.ModuleDict(rows), nn.ModuleDict(setting)
+        self.row_heads, self.setting_heads = nn.ModuleDict(row_heads), nn.ModuleDict(setting)
 
 
 def picture_view(seed: int, index: int, flip: bool, side: int) -> View:
@@ -108,22 +108,23 @@ def batch_of(views: Sequence[View], teacher: Teacher) -> Views:
     return Views(pixels, torch.stack([first, second]), labels, torch.from_numpy(still))
 
 
-def likeness(heads: RowHeads, rows: Tensor, views: Views) -> Tensor:
+def likeness(heads: RowHeads, image_embeds: Tensor, views: Views) -> Tensor:
     """Mean squared error [B] of the teacher's rows: of those of pictures as they are, of those of pairs as they are read."""
-    found = [
-        torch.where(views.still[:, None, None], rows, reader(rows)).float() for reader in heads.taught_heads
+    predictions = [
+        torch.where(views.still[:, None, None], image_embeds, reader(image_embeds)).float()
+        for reader in heads.taught_heads
     ]
     return torch.stack(
-        [(f - t).square().mean((1, 2)) for f, t in zip(found, views.taught, strict=True)]
+        [(f - t).square().mean((1, 2)) for f, t in zip(predictions, views.taught, strict=True)]
     ).mean(0)
 
 
 def row_loss(
-    heads: RowHeads, rows: Tensor, labels: list[dict[str, Tensor]]
+    heads: RowHeads, image_embeds: Tensor, labels: list[dict[str, Tensor]]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Summed cross entropies over both frames, and per question the answers' correctness (1, 0) or -1 for none."""
-    loss, correct = rows.new_zeros((), dtype=torch.float32), {}
-    mean = rows.mean(1)
+    loss, correct = image_embeds.new_zeros((), dtype=torch.float32), {}
+    mean = image_embeds.mean(1)
     for frame, truths in enumerate(labels):
         owner = truths["owner"].flatten(1)
         for name in ROW_CLASSES:
@@ -131,14 +132,14 @@ def row_loss(
                 truth = torch.where(owner >= 0, owner, MOST_OBJECTS)
             else:
                 truth = truths[name].gather(1, owner.clamp_min(0)).masked_fill(owner < 0, NONE)
-            found = heads.row_heads[f"{name}{frame}"](rows).float()
-            loss = loss + F.cross_entropy(found.flatten(0, 1), truth.flatten(), ignore_index=NONE)
-            correct[f"{name}{frame}"] = torch.where(truth == NONE, -1, (found.argmax(-1) == truth).long())
+            logits = heads.row_heads[f"{name}{frame}"](image_embeds).float()
+            loss = loss + F.cross_entropy(logits.flatten(0, 1), truth.flatten(), ignore_index=NONE)
+            correct[f"{name}{frame}"] = torch.where(truth == NONE, -1, (logits.argmax(-1) == truth).long())
         for name in (*(ONCE if frame == 0 else ()), "count"):
             known = name if name in ONCE else f"{name}{frame}"
-            found = heads.setting_heads[known](mean).float()
-            loss = loss + F.cross_entropy(found, truths[name])
-            correct[known] = (found.argmax(-1) == truths[name]).long()
+            logits = heads.setting_heads[known](mean).float()
+            loss = loss + F.cross_entropy(logits, truths[name])
+            correct[known] = (logits.argmax(-1) == truths[name]).long()
     return loss, correct
 
 
@@ -153,13 +154,15 @@ def evaluate(
     def answers(at: int) -> dict[str, Tensor]:
         part = batch_of(views[at : at + CHUNK], teacher)
         with computing(dtype):
-            rows = encode(tower, part.pixels)
-            missed.append(likeness(heads, rows, part))
+            image_embeds = encode(tower, part.pixels)
+            missed.append(likeness(heads, image_embeds, part))
             told.append(part.taught.flatten(0, 2))
-            return row_loss(heads, rows, part.labels)[1]
+            return row_loss(heads, image_embeds, part.labels)[1]
 
-    found = accuracies(map(answers, range(0, len(views), CHUNK)))
-    return found | {"taught": round(1 - (torch.cat(missed).mean() / torch.cat(told).var(0).mean()).item(), 4)}
+    accuracy = accuracies(map(answers, range(0, len(views), CHUNK)))
+    return accuracy | {
+        "taught": round(1 - (torch.cat(missed).mean() / torch.cat(told).var(0).mean()).item(), 4)
+    }
 
 
 def train_vision(
@@ -216,10 +219,10 @@ def train_vision(
             views += [film_view(seed, i, int(d), side) for i, d in zip(chosen[pictures:], draws, strict=True)]
             batch = batch_of(views, teacher)
             with computing(dtype):
-                rows = encode(tower, batch.pixels)
+                image_embeds = encode(tower, batch.pixels)
                 yield {
-                    "rows": (1.0, row_loss(heads, rows, batch.labels)[0]),
-                    "taught": (LIKENESS, likeness(heads, rows, batch).mean()),
+                    "rows": (1.0, row_loss(heads, image_embeds, batch.labels)[0]),
+                    "taught": (LIKENESS, likeness(heads, image_embeds, batch).mean()),
                 }
 
         def check() -> dict[str, Any]:

@@ -41,16 +41,18 @@ class ViTGPT2(Captioner):
         pixels = [self.pixels(pictures[at : at + CHUNK]) for at in range(0, len(pictures), CHUNK)]
         return torch.cat([self.model.encoder(pixel_values=x).last_hidden_state for x in pixels]).float()
 
-    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+    def logits(self, image_embeds: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """See `Captioner`; the end token starts and pads a text, too."""
         before = targets[:, :-1]
         inputs = F.pad(before.masked_fill(before < 0, self.end), (1, 0), value=self.end)
-        return self.model.decoder(input_ids=inputs, encoder_hidden_states=rows, use_cache=False).logits
+        return self.model.decoder(
+            input_ids=inputs, encoder_hidden_states=image_embeds, use_cache=False
+        ).logits
 
-    def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
+    def generate(self, image_embeds: Tensor, prompts: Tensor, longest: int) -> Tensor:
         """See `Captioner`."""
         output = self.model.generate(
-            encoder_outputs=BaseModelOutput(last_hidden_state=rows),  # type: ignore[arg-type]
+            encoder_outputs=BaseModelOutput(last_hidden_state=image_embeds),  # type: ignore[arg-type]
             decoder_start_token_id=self.end,
             eos_token_id=self.end,
             pad_token_id=self.end,

@@ -56,10 +56,10 @@ def build_config(tokenizer: PreTrainedTokenizerBase) -> VisionEncoderDecoderConf
         eos_token_id=end,
         pad_token_id=end,
     )
-    found: Any = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+    config: Any = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
         vision, text, decoder_start_token_id=end, bos_token_id=end, eos_token_id=end, pad_token_id=end
     )
-    return found
+    return config
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> VisionEncoderDecoderModel:

@@ -101,13 +101,13 @@ def test_impossible_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixt
     half.step("wrong", lambda: [][0])
     half._end = 0.0
     half.step("c", lambda: 4)
-    assert [row.get("result") for row in half.found] == [None, 3, None, None]
+    assert [row.get("result") for row in half.steps] == [None, 3, None, None]
     said = capsys.readouterr().out
     assert "a: not done: no NVIDIA GPU was found" in said and "IndexError" in said
-    assert half.found[2]["not_done"] == "IndexError: list index out of range"
-    assert "test_gpu_benchmark.py" in "".join(half.found[2]["traceback"])
-    assert half.found[3]["not_done"] == "the 1 minutes are over"
-    assert json.loads(output.read_text())["steps"] == half.found
+    assert half.steps[2]["not_done"] == "IndexError: list index out of range"
+    assert "test_gpu_benchmark.py" in "".join(half.steps[2]["traceback"])
+    assert half.steps[3]["not_done"] == "the 1 minutes are over"
+    assert json.loads(output.read_text())["steps"] == half.steps
 
 
 @pytest.mark.parametrize("status", [0, 1])

@@ -235,15 +235,15 @@ def test_checks_tell_a_reader_from_a_blind_guesser(captioner, monkeypatch):
     assert shown["all"] == shown["scenes_with_unseen"] == shown["unseen_objects"] == 1.0
     assert facts(references, checks.others())["all"] < 0.15
     grey = Checks(captioner, 0, HELDOUT[:3], grey=True)
-    assert torch.allclose(grey.rows[0], grey.rows[1], atol=1e-5)
-    assert not torch.allclose(checks.rows[0], checks.rows[1], atol=1e-2)
+    assert torch.allclose(grey.image_embeds[0], grey.image_embeds[1], atol=1e-5)
+    assert not torch.allclose(checks.image_embeds[0], checks.image_embeds[1], atol=1e-2)
 
 
 def test_the_last_layer_is_no_early_exit(captioner):
     """The full depth agrees with itself everywhere and a quarter of a fresh stack does not."""
     checks = Checks(captioner, 0, VALIDATION[:3])
     drafts = {"third": EarlyExit(3), "last": EarlyExit(12)}
-    found = measure_drafts(captioner, checks.rows, checks.prompt, checks.ids, drafts)
+    found = measure_drafts(captioner, checks.image_embeds, checks.prompt, checks.ids, drafts)
     last, third = found.drafts["last"], found.drafts["third"]
     assert last.acceptance.alpha == last.agreement.all == 1.0
     assert {*last.agreement.by_part.values(), *last.agreement.by_span.values()} == {1.0}
@@ -258,7 +258,7 @@ def test_the_last_layer_is_no_early_exit(captioner):
 
 def test_spans_are_of_the_places_that_acceptance_counts(captioner):
     checks = Checks(captioner, 0, VALIDATION[:3])
-    found = measure_drafts(captioner, checks.rows, checks.prompt, checks.ids, exits(captioner))
+    found = measure_drafts(captioner, checks.image_embeds, checks.prompt, checks.ids, exits(captioner))
     for drafted in found.drafts.values():
         for name, places in SPANS.items():
             within = [(share, n) for at, share, n in drafted.acceptance.by_position if at in places]

@@ -19,15 +19,15 @@ class Joined:
     """A cache as a layer of transformers asks for one: `past` keys and values [B, heads, S, D] before the new ones."""
 
     def __init__(self, past: tuple[Tensor, Tensor] | None = None) -> None:
-        self.hidden_states = past
+        self.key_values = past
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """All rows, the new ones last."""
-        if self.hidden_states is not None:
+        """All keys and values, the new ones last."""
+        if self.key_values is not None:
             keys, values = (
-                torch.cat([old, new], 2) for old, new in zip(self.hidden_states, (keys, values), strict=True)
+                torch.cat([old, new], 2) for old, new in zip(self.key_values, (keys, values), strict=True)
             )
-        self.hidden_states = keys, values
+        self.key_values = keys, values
         return keys, values
 
     def get_seq_length(self, *_: Any) -> int:

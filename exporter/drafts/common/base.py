@@ -42,11 +42,11 @@ class Draft(ABC):
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """After which layers it needs the target's rows."""
+        """After which layers it needs the target's hidden states."""
         return () if self.layer is None else (self.layer,)
 
     def fitted(self, num_layers: int) -> Draft:
-        """The draft for a target of so many layers. ExportError where it reads rows that this has not."""
+        """The draft for a target of so many layers. ExportError where it reads layers that this has not."""
         return self
 
     @property
@@ -135,7 +135,7 @@ class Draft(ABC):
 
 
 class SelfDraft(Draft):
-    """A draft that branches off the target itself: `network` maps its rows after `layer` [..., E] to rows that enter
+    """A draft that branches off the target itself: `network` maps its hidden states after `layer` [..., E] to those that enter
     its final norm and LM head. Whether a token is proposed rightly depends on accepted tokens alone."""
 
     layer: int

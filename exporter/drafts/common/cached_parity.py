@@ -13,7 +13,7 @@ Compared = tuple[str, np.ndarray, np.ndarray, np.ndarray]
 
 
 class CachedParity:
-    """The caches of a graph, and those of the reference, of one layer over the rows of `batch` texts.
+    """The caches of a graph, and those of the reference, of one layer over the positions of `batch` texts.
 
     Args:
         batch, count: texts, and positions of each. heads, size: of keys and values.
@@ -21,7 +21,7 @@ class CachedParity:
 
     def __init__(self, batch: int, count: int, heads: int, size: int) -> None:
         self._batch, self._heads, self._size, self._capacity = batch, heads, size, count + 5
-        # What lies beyond the rows of a pass is hidden, whatever it is.
+        # What lies beyond the positions of a pass is hidden, whatever it is.
         cache = np.random.default_rng(5).standard_normal((batch, heads, self._capacity, size), np.float32)
         self._caches = {"key_cache.0": cache, "value_cache.0": cache}
         self.past: list[Tensor | None] = [None, None]
@@ -34,7 +34,7 @@ class CachedParity:
         return np.arange(self._capacity) <= np.arange(start, end)[:, None]
 
     def inputs(self, start: int, end: int) -> dict[str, np.ndarray]:
-        """What a pass over positions start … end − 1 takes beside its rows."""
+        """What a pass over positions start … end − 1 takes beside its hidden states."""
         width, seen = end - start, self.seen(start, end)
         return {
             "positions": np.broadcast_to(np.arange(start, end, dtype=np.int64), (self._batch, width)).copy(),
@@ -44,28 +44,28 @@ class CachedParity:
         }
 
     def compared(
-        self, found: Mapping[str, np.ndarray], wanted: Tensor, error: Tensor, width: int
+        self, outputs: Mapping[str, np.ndarray], expected: Tensor, error: Tensor, width: int
     ) -> Iterator[Compared]:
         """Keys and values after a pass; the next pass stands behind them.
 
         Args:
-            found: what the graph gave. wanted, error: `side_by_side` of the reference, and its distance from float64;
-                `width` numbers of a row come first.
+            outputs: what the graph gave. expected, error: `side_by_side` of the reference, and its distance from float64;
+                `width` numbers of a position come first.
         """
-        end, size = wanted.shape[1], self._heads * self._size
+        end, size = expected.shape[1], self._heads * self._size
         for number, kind in enumerate(("key", "value")):
             part = slice(width + number * size, width + (number + 1) * size)
             own, own_error = (
                 each[..., part].unflatten(-1, (self._heads, -1)).transpose(1, 2).contiguous()
-                for each in (wanted, error)
+                for each in (expected, error)
             )
-            cache = self._caches[f"{kind}_cache.0"] = found[f"updated_{kind}_cache.0"]
+            cache = self._caches[f"{kind}_cache.0"] = outputs[f"updated_{kind}_cache.0"]
             yield f"{kind}s", cache[:, :, :end], own.numpy(), own_error.numpy()
             self.past[number], self.off[number] = own, own_error
 
 
 def side_by_side(hidden_states: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
-    """Rows [B, T, E] and all keys and values [B, heads, S, D] as [B, S, E + 2 · heads · D], the rows last: one run of the
+    """Hidden states [B, T, E] and all keys and values [B, heads, S, D] as [B, S, E + 2 · heads · D], the new ones last: one run of the
     reference gives all three."""
     flat = [each.transpose(1, 2).flatten(2) for each in cache]
     return torch.cat(

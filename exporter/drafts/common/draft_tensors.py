@@ -36,8 +36,8 @@ class DraftTensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
-        found = tuple(self._tensors[_matrix(name)].shape)
-        return (found[0], found[1] // BLOCK) if name.endswith(SCALES) else found
+        shape = tuple(self._tensors[_matrix(name)].shape)
+        return (shape[0], shape[1] // BLOCK) if name.endswith(SCALES) else shape
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor: float32, integers as int8 or int64."""
@@ -59,11 +59,11 @@ def dequantized(
 ) -> dict[str, torch.Tensor]:
     """What a bundle that stores `tensors` in `precision`, and scales in the type `scales`, computes with: the matrices that
     change, float32."""
-    made = {}
+    weights = {}
     for name in matrices(tensors):
-        integers, found = quantize(tensors[name], precision)
-        made[name] = dequantize(integers, found.to(scales))
-    return made
+        integers, factors = quantize(tensors[name], precision)
+        weights[name] = dequantize(integers, factors.to(scales))
+    return weights
 
 
 def _matrix(name: str) -> str:

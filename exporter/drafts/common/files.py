@@ -92,14 +92,14 @@ def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
         raise ExportError(f"{path} is not a regular file")
     try:
         with safe_open(path, framework="pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            for name in sorted(found.keys() ^ shapes.keys()):
-                what = "holds an unknown tensor" if name in found else "misses the tensor"
+            file_shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            for name in sorted(file_shapes.keys() ^ shapes.keys()):
+                what = "holds an unknown tensor" if name in file_shapes else "misses the tensor"
                 raise ExportError(f"the draft {folder} cannot be read: {path.name} {what} {name!r:.80}")
             for name, shape in shapes.items():
-                if found[name] != shape:
+                if file_shapes[name] != shape:
                     raise ExportError(
-                        f"the draft {folder} cannot be read: {name} has shape {list(found[name])}, "
+                        f"the draft {folder} cannot be read: {name} has shape {list(file_shapes[name])}, "
                         f"{DESCRIPTION} implies {list(shape)}"
                     )
             return {name: file.get_tensor(name) for name in shapes}

@@ -38,8 +38,8 @@ class PublishedKind(TrainedKind):
         """A draft of either form. Raises ExportError naming what does not fit."""
         if not self.recognises(folder):
             return self.draft.load(folder)
-        network, found = self.read_published(folder)
-        target = dict(found)
+        network, metadata = self.read_published(folder)
+        target = dict(metadata)
         notices = target.pop("notices", [])
         return self.draft(
             network=network,
@@ -67,10 +67,10 @@ def find_weights(folder: Path, names: Iterable[str]) -> Path | None:
 
 def read_config(path: Path) -> dict[str, Any]:
     """A `config.json`. Raises ExportError for anything but a JSON object."""
-    found = read_json(path, DESCRIPTION_LIMIT, ExportError)
-    if not isinstance(found, dict):
+    document = read_json(path, DESCRIPTION_LIMIT, ExportError)
+    if not isinstance(document, dict):
         raise ExportError(f"{path} is not a JSON object")
-    return found
+    return document
 
 
 def rotary_base(path: Path, document: Mapping[str, Any]) -> float:
@@ -94,8 +94,8 @@ def rotary_base(path: Path, document: Mapping[str, Any]) -> float:
                 f"{path}: partial_rotary_factor {factor!r:.40} is not supported in a draft, only whole heads"
             )
     # The order is that of transformers: what stands with the kind is newer than the field beside it.
-    found = [t["rope_theta"] for t in (*tables.values(), document) if t.get("rope_theta") is not None]
-    return found[0] if found else 10000.0
+    bases = [t["rope_theta"] for t in (*tables.values(), document) if t.get("rope_theta") is not None]
+    return bases[0] if bases else 10000.0
 
 
 def rotary_notices(folder: Path) -> list[str]:
@@ -116,27 +116,27 @@ def rotary_notices(folder: Path) -> list[str]:
 
 def _rotary_tables(path: Path, document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """`rope_parameters` and `rope_scaling`, the newer first, of those that are there."""
-    found = {name: document.get(name) for name in ("rope_parameters", "rope_scaling")}
-    for name, table in found.items():
+    tables = {name: document.get(name) for name in ("rope_parameters", "rope_scaling")}
+    for name, table in tables.items():
         if not isinstance(table, dict | None):
             raise ExportError(f"{path}: {name} {table!r:.80} is not an object")
-    return {name: table for name, table in found.items() if table}
+    return {name: table for name, table in tables.items() if table}
 
 
 def layer_sizes(tensors: Mapping[str, Tensor], layer: str, head_dim: Any) -> dict[str, int]:
     """Sizes of a layer of attention and MLP as its tensors below `layer` tell them; what they leave open is left out."""
-    rows = {
-        name: found.shape[0]
+    out_features = {
+        name: weight.shape[0]
         for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj")
-        if (found := tensors.get(f"{layer}{name}.weight")) is not None and found.dim() == 2
+        if (weight := tensors.get(f"{layer}{name}.weight")) is not None and weight.dim() == 2
     }
     sizes = {"hidden_size": "self_attn.o_proj", "intermediate_size": "mlp.gate_proj"}
-    told = {size: rows[name] for size, name in sizes.items() if name in rows}
+    known = {size: out_features[name] for size, name in sizes.items() if name in out_features}
     if type(head_dim) is int and head_dim > 0:
         for size, name in (("num_heads", "self_attn.q_proj"), ("num_kv_heads", "self_attn.k_proj")):
-            if name in rows and rows[name] % head_dim == 0:
-                told[size] = rows[name] // head_dim
-    return told
+            if name in out_features and out_features[name] % head_dim == 0:
+                known[size] = out_features[name] // head_dim
+    return known
 
 
 def read_names(path: Path) -> set[str]:
@@ -211,7 +211,7 @@ def filled(network: N, tensors: Mapping[str, Tensor], path: Path, beside: str) -
 
 def matrix(path: Path, tensors: Mapping[str, Tensor], name: str, what: str) -> Tensor:
     """The tensor `name` of those of `path`, a matrix. Raises ExportError where there is none, so that it is not `what`."""
-    found = tensors.get(name)
-    if found is None or found.dim() != 2:
+    tensor = tensors.get(name)
+    if tensor is None or tensor.dim() != 2:
         raise ExportError(f"{path}: there is no matrix {name}, so this is no {what}")
-    return found
+    return tensor

@@ -26,20 +26,26 @@ def ranked(graph: Composer, logits: ir.Value, ranks: int, d2t: ir.Value | None) 
 
 
 def compare_ranked(
-    found: Mapping[str, np.ndarray], wanted: np.ndarray, error: np.ndarray, d2t: np.ndarray | None, words: int
+    outputs: Mapping[str, np.ndarray],
+    expected: np.ndarray,
+    error: np.ndarray,
+    d2t: np.ndarray | None,
+    words: int,
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
     """What `Draft.parity` gives for the outputs of `ranked`.
 
-    `wanted` are the reference's log-probabilities [.., words of the draft], `error` is how far they are from float64;
+    `expected` are the reference's log-probabilities [.., words of the draft], `error` is how far they are from float64;
     `words` counts the target's. Near-ties may be ranked otherwise: the best values must agree, and each id must have
     its value.
     """
-    values, ids = found["log_probabilities"], found["token_ids"]
-    best, exact = (-np.sort(-v, -1)[..., : values.shape[-1]] for v in (wanted, wanted - error.astype(float)))
+    values, ids = outputs["log_probabilities"], outputs["token_ids"]
+    best, exact = (
+        -np.sort(-v, -1)[..., : values.shape[-1]] for v in (expected, expected - error.astype(float))
+    )
     yield "best", values, best, best - exact
     if d2t is not None:
         places = np.full(words, -1)
         places[d2t] = np.arange(len(d2t))
         ids = places[ids]
-    value, differs = (np.take_along_axis(each, ids, -1) for each in (wanted, error))
+    value, differs = (np.take_along_axis(each, ids, -1) for each in (expected, error))
     yield "ids", values, value, differs

@@ -81,14 +81,14 @@ class TrainedDraft(Draft):
     @property
     def notices(self) -> list[str]:
         """How somebody else's checkpoint was read, where it says something else."""
-        found = self.provenance.get("notices")
-        return [str(line) for line in found] if isinstance(found, list) else []
+        lines = self.provenance.get("notices")
+        return [str(line) for line in lines] if isinstance(lines, list) else []
 
     @property
     def trained_from(self) -> Mapping[str, Any] | None:
         """The model that the target was before it changed with this draft; None where it did not."""
-        found = self.target.get("trained_from")
-        return found if isinstance(found, dict) else None
+        origin = self.target.get("trained_from")
+        return origin if isinstance(origin, dict) else None
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Writes the draft folder; each file is replaced atomically, the description last."""
@@ -114,9 +114,9 @@ class TrainedDraft(Draft):
         folder = draft_folder(folder)
         document = read_document(folder)
         if document["kind"] != cls.kind or (document["layer"] is not None) != cls.has_layer:
-            found = f"{document['kind']!r:.80} at layer {document['layer']}"
-            wanted = f"{cls.kind!r} at a layer" if cls.has_layer else f"{cls.kind!r} without a layer"
-            raise ExportError(f"{folder} holds a draft of kind {found}, not {wanted}")
+            actual = f"{document['kind']!r:.80} at layer {document['layer']}"
+            expected = f"{cls.kind!r} at a layer" if cls.has_layer else f"{cls.kind!r} without a layer"
+            raise ExportError(f"{folder} holds a draft of kind {actual}, not {expected}")
         try:
             with torch.device("meta"):  # nothing is allocated before the file is known to hold it
                 network = cls.untrained(document["network"])
@@ -155,10 +155,10 @@ class TrainedDraft(Draft):
     def check_family(self, family: Family) -> None:
         """Raises ExportError where a published checkpoint names the classes of its target, and this is none of them."""
         classes = self.target.get("architectures")
-        found = family.checkpoint.architecture
-        if isinstance(classes, list) and classes and found not in classes:
+        architecture = family.checkpoint.architecture
+        if isinstance(classes, list) and classes and architecture not in classes:
             raise ExportError(
-                f"this draft was made for {', '.join(map(str, classes))!s:.80}, {family.checkpoint.source!r} is a {found}"
+                f"this draft was made for {', '.join(map(str, classes))!s:.80}, {family.checkpoint.source!r} is a {architecture}"
             )
 
     def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -203,20 +203,20 @@ class TrainedDraft(Draft):
 def with_tensors(network: N, tensors: Mapping[str, torch.Tensor], path: Path) -> N:
     """`network`, made on the device "meta", with these tensors of `path`, which have its names and shapes, for inference:
     weights in float32, a trimmed vocabulary's ids as int64. ExportError naming the first that is neither."""
-    taken = {}
-    for name, wanted in network.state_dict().items():
-        found = tensors[name]
-        if wanted.is_floating_point():
-            problem = weight_problem(found)
-            taken[name] = found if problem else found.float()
+    state = {}
+    for name, parameter in network.state_dict().items():
+        tensor = tensors[name]
+        if parameter.is_floating_point():
+            problem = weight_problem(tensor)
+            state[name] = tensor if problem else tensor.float()
         else:
-            problem = _ids_problem(found, network.config)
-            taken[name] = found if problem else found.long()
+            problem = _ids_problem(tensor, network.config)
+            state[name] = tensor if problem else tensor.long()
         if problem:
             raise ExportError(
                 f"{path}: {name} {problem}; save the draft again, weights in float32, float16 or bfloat16"
             )
-    network.load_state_dict(taken, assign=True)
+    network.load_state_dict(state, assign=True)
     return network.eval()
 
 
@@ -243,10 +243,10 @@ def described(config: Any) -> dict[str, Any]:
     are left out where they have their default: drafts from before stay what they were."""
     added = set(getattr(config, "added", ()))
     defaults = {one.name: one.default for one in fields(config) if one.name in added}
-    found = {one.name: getattr(config, one.name) for one in fields(config)}
+    values = {one.name: getattr(config, one.name) for one in fields(config)}
     return {
         name: described(value) if is_dataclass(value) else value
-        for name, value in found.items()
+        for name, value in values.items()
         if name not in added or value != defaults[name]
     }
 
@@ -269,16 +269,16 @@ def check_width(what: str, width: object) -> None:
         raise OptionError(f"{what} needs a hidden size in 1..{WIDEST}, not {width!r:.40}")
 
 
-def _check_name(wanted: object, name: str) -> None:
-    """ExportError where a checkpoint was made for the hub's model `wanted`, and the model `name` is another of the hub's;
+def _check_name(verifier: object, name: str) -> None:
+    """ExportError where a checkpoint was made for the hub's model `verifier`, and the model `name` is another of the hub's;
     a local folder may be either."""
     from ...checkpoint.load import hub_id_of
 
-    made_for = hub_id_of(wanted) if isinstance(wanted, str) else None
-    found = hub_id_of(name)
-    if made_for is not None and found is not None and made_for.lower() != found.lower():
+    made_for = hub_id_of(verifier) if isinstance(verifier, str) else None
+    hub_id = hub_id_of(name)
+    if made_for is not None and hub_id is not None and made_for.lower() != hub_id.lower():
         raise ExportError(
-            f"this draft was made for {made_for:.80}, not for {found}; if both are the same weights, give a local folder of them"
+            f"this draft was made for {made_for:.80}, not for {hub_id}; if both are the same weights, give a local folder of them"
         )
 
 

@@ -60,8 +60,8 @@ class EagleDraft(LayerDraft):
         from ...graphs.traced_module import TraceInput
 
         shape = ("batch", "width", self.network.config.hidden_size)
-        rows = [TraceInput("embedded", shape), TraceInput("features", shape)]
-        return traced_layer(self.network, lambda net: net, rows, EagleNetwork.joined)
+        inputs = [TraceInput("embedded", shape), TraceInput("features", shape)]
+        return traced_layer(self.network, lambda net: net, inputs, EagleNetwork.joined)
 
     def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         return as_speculators(self.network, verifier)

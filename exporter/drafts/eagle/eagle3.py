@@ -1,7 +1,7 @@
-"""The draft kind `eagle3`: EAGLE's layer over rows of three of the target's layers, with a norm and a head of its own
+"""The draft kind `eagle3`: EAGLE's layer over hidden states of three of the target's layers, with a norm and a head of its own
 (EAGLE-3, Li et al., arXiv 2503.01840).
 
-In a bundle it is two graphs: `fusion` joins the rows after three cuts, `eagle3` is the layer, which reads what that gave, or
+In a bundle it is two graphs: `fusion` joins the hidden states after three cuts, `eagle3` is the layer, which reads what that gave, or
 what it gave itself.
 """
 
@@ -85,8 +85,8 @@ class Eagle3Draft(LayerDraft):
         from ...graphs.traced_module import TraceInput
 
         shape = ("batch", "width", self.network.config.hidden_size)
-        rows = [TraceInput("embedded", shape), TraceInput("features", shape)]
-        return traced_layer(self.network, lambda net: net, rows, Eagle3Network.joined)
+        inputs = [TraceInput("embedded", shape), TraceInput("features", shape)]
+        return traced_layer(self.network, lambda net: net, inputs, Eagle3Network.joined)
 
     def features_of(self, graph: Composer, hidden_states: ir.Value, family: Family) -> ir.Value:
         return hidden_states  # those of the target are joined already
@@ -101,7 +101,7 @@ class Eagle3Draft(LayerDraft):
         with export_hooks(rms_norms=(modeling_llama.LlamaRMSNorm,)):
             norm = trace(
                 self.network.eval().requires_grad_(False),
-                lambda net, rows: (net.norm(rows),),
+                lambda net, features: (net.norm(features),),
                 [TraceInput("rows", shape)],
                 ("normed",),
             )
@@ -116,14 +116,14 @@ class Eagle3Draft(LayerDraft):
         shape = ("batch", "width", self.network.config.hidden_size)
         template = trace(
             self.network.eval().requires_grad_(False),
-            lambda net, *rows: (net.fused(*rows),),
+            lambda net, *hidden_states: (net.fused(*hidden_states),),
             [TraceInput(name, shape) for name in ROWS],
             ("hidden_out",),
         )
         graph = Composer(FUSION, store, FUSION)
         prefix = f"{DraftTensors.PREFIX}{self.role}."
-        made = graph.call(template, FUSION, {name: graph.input(name) for name in ROWS}, prefix.__add__)
-        graph.output("hidden_out", made["hidden_out"])
+        outputs = graph.call(template, FUSION, {name: graph.input(name) for name in ROWS}, prefix.__add__)
+        graph.output("hidden_out", outputs["hidden_out"])
         return GraphSpec(FUSION, FUSION, graph.model())
 
     def parity(
@@ -137,8 +137,8 @@ class Eagle3Draft(LayerDraft):
 
     def parity_hidden(self, captured: Captured) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None]:
         with torch.no_grad():
-            rows = self.network.fused(*map(torch.from_numpy, self._taps(captured)))
-        return rows.numpy(), rows, None
+            features = self.network.fused(*map(torch.from_numpy, self._taps(captured)))
+        return features.numpy(), features, None
 
     def _taps(self, captured: Captured) -> list[np.ndarray]:
         assert self.network.config.taps is not None, "ask fitted first"
@@ -147,11 +147,13 @@ class Eagle3Draft(LayerDraft):
     def _fusion_parity(self, run: Run, captured: Captured) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
         from ...common.float64 import with_error
 
-        rows = self._taps(captured)
-        found = run(dict(zip(ROWS, rows, strict=True)))["hidden_out"]
-        given = [torch.from_numpy(each) for each in rows]
-        wanted, error = with_error(self.network, lambda net, *rows: net.fused(*rows), given)
-        return "rows", found, wanted.numpy(), error.numpy()
+        hidden_states = self._taps(captured)
+        output = run(dict(zip(ROWS, hidden_states, strict=True)))["hidden_out"]
+        tensors = [torch.from_numpy(each) for each in hidden_states]
+        expected, error = with_error(
+            self.network, lambda net, *hidden_states: net.fused(*hidden_states), tensors
+        )
+        return "rows", output, expected.numpy(), error.numpy()
 
 
 class Eagle3Kind(PublishedKind):

@@ -6,7 +6,7 @@
 target's V, `d2t` int64 [Vd], what must be added to an id of the draft to give the target's, and `t2d` bool [V]. An
 `embed_tokens.weight [V, E]` is a copy of the target's table, which is read in its place.
 
-Layers whose rows are read stand in `eagle_aux_hidden_state_layer_ids`: the number of layers before the row; without it they are
+Layers whose hidden states are read stand in `eagle_aux_hidden_state_layer_ids`: the number of layers before the hidden state; without it they are
 2, L / 2 and L − 3. ModelOpt writes below `eagle_config` which layers' output it reads, one less.
 """
 
@@ -44,17 +44,17 @@ def is_published(folder: Path) -> bool:
 def read_published(folder: Path) -> Eagle3Network:
     """The layer in float32. Raises ExportError naming the first thing that does not fit."""
     path = folder / CONFIG
-    found = read_config(path)
-    inner = found.get("transformer_layer_config", found)
+    settings = read_config(path)
+    inner = settings.get("transformer_layer_config", settings)
     if not isinstance(inner, dict):
         raise ExportError(f"{path}: transformer_layer_config {inner!r:.80} is not an object")
     for name in UNSUPPORTED:
-        if found.get(name):
+        if settings.get(name):
             raise ExportError(f"{path}: {name} true is not supported")
     width = inner.get("hidden_size")
-    if found.get("target_hidden_size") not in (None, width):
+    if settings.get("target_hidden_size") not in (None, width):
         raise ExportError(
-            f"{path}: a target of width {found['target_hidden_size']!r:.40} is not supported, the layer has {width!r:.40}"
+            f"{path}: a target of width {settings['target_hidden_size']!r:.40} is not supported, the layer has {width!r:.40}"
         )
     weights = find_weights(folder, WEIGHTS)
     assert weights is not None, "ask is_published first"
@@ -75,8 +75,8 @@ def read_published(folder: Path) -> Eagle3Network:
         Eagle3Config,
         head="own" if trimmed is None else "trimmed",
         trimmed=trimmed,
-        taps=_taps(path, found),
-        norm_before_residual=found.get("norm_before_residual", False),
+        taps=_taps(path, settings),
+        norm_before_residual=settings.get("norm_before_residual", False),
     )
     if trimmed is None and few != words:
         raise ExportError(f"{weights}: there is no d2t, but {few!r:.40} of {words!r:.40} tokens")
@@ -88,11 +88,11 @@ def read_published(folder: Path) -> Eagle3Network:
     return filled(network, named, weights, "one layer of EAGLE-3")
 
 
-def _taps(path: Path, found: dict[str, Any]) -> tuple[int, ...] | None:
-    """Numbers of layers before the rows. ModelOpt counts the layers whose output it reads from 0, in any order."""
-    other = found.get("eagle_config")
-    own = other.get(TAPS) if isinstance(other, dict) and TAPS not in found else None
-    taps = found.get(TAPS, own)
+def _taps(path: Path, settings: dict[str, Any]) -> tuple[int, ...] | None:
+    """Numbers of layers before the hidden states. ModelOpt counts the layers whose output it reads from 0, in any order."""
+    other = settings.get("eagle_config")
+    own = other.get(TAPS) if isinstance(other, dict) and TAPS not in settings else None
+    taps = settings.get(TAPS, own)
     if taps is not None and not isinstance(taps, list):
         raise ExportError(f"{path}: {TAPS} {taps!r:.80} is not a list")
     if own and all(type(layer) is int for layer in own):
@@ -114,7 +114,7 @@ def speculators_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """(`config.json`, tensors) of the type `eagle3`."""
     config = network.config
-    found = document(TYPE, VERSION, config, verifier) | {
+    description = document(TYPE, VERSION, config, verifier) | {
         "architectures": ["Eagle3Speculator"],
         "draft_vocab_size": config.proposed,
         "norm_before_residual": config.norm_before_residual,
@@ -127,4 +127,4 @@ def speculators_checkpoint(
         known = torch.zeros(config.vocab_size, dtype=torch.bool)
         known[ids] = True
         tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
-    return found, tensors
+    return description, tensors

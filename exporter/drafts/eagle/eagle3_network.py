@@ -1,7 +1,7 @@
-"""EAGLE-3's layer: from rows of three of the target's layers and the token that follows to the token after that (Li et al.,
+"""EAGLE-3's layer: from hidden states of three of the target's layers and the token that follows to the token after that (Li et al.,
 arXiv 2503.01840).
 
-The three rows (low, middle, high) are joined by a linear layer to what stands for EAGLE's feature; behind the target's rows the
+The three hidden states (low, middle, high) are joined by a linear layer to what stands for EAGLE's feature; behind the target's hidden states the
 layer goes on from its own output. Queries, keys and values read [norm(embedding), norm(feature)], twice the width; the
 residual is the feature's alone. A norm of its own stands before a head of its own.
 """
@@ -24,7 +24,7 @@ ROWS = ("low", "middle", "high")
 
 @dataclass(frozen=True)
 class Eagle3Config(EagleConfig):
-    """Shape of `Eagle3Network`. `taps`: after how many layers the three rows are taken; None: `default_taps`."""
+    """Shape of `Eagle3Network`. `taps`: after how many layers the three hidden states are taken; None: `default_taps`."""
 
     fc_bias: bool = False
     head: str = "own"
@@ -70,21 +70,21 @@ class Wide(nn.Module):
         self.hidden_norm = LlamaRMSNorm(width, eps=config.norm_eps)
         self.post_attention_layernorm = layer.post_attention_layernorm
 
-    def forward(self, rows: Tensor, **given: Any) -> Tensor:
-        """Rows [B, T, E]; `given` as a layer of transformers takes it."""
-        embedded, features = rows.chunk(2, -1)
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
+        """[B, T, 2E] to [B, T, E]; `given` as a layer of transformers takes it."""
+        embedded, features = hidden_states.chunk(2, -1)
         normed = self.hidden_norm(features)
         residual = normed if self.config.norm_before_residual else features
-        attended, _ = self.self_attn(
+        attention_output, _ = self.self_attn(
             hidden_states=torch.cat([self.input_layernorm(embedded), normed], -1), **given
         )
-        rows = residual + attended
-        return rows + self.mlp(self.post_attention_layernorm(rows))
+        hidden_states = residual + attention_output
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
 class Eagle3Network(EagleNetwork):
     """See the module. Tensors are named as in the published checkpoints, `layers.0.*` where those say `midlayer.*`, `head` for
-    `lm_head`; `d2t` holds the target's ids. Untrained it repeats the highest of the three rows."""
+    `lm_head`; `d2t` holds the target's ids. Untrained it repeats the highest of the three hidden states."""
 
     config: Eagle3Config
 
@@ -99,12 +99,12 @@ class Eagle3Network(EagleNetwork):
             self.fc.weight[:, -width:] = torch.eye(width)
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
-        """After how many of so many layers the rows are taken."""
+        """After how many of so many layers the hidden states are taken."""
         return self.config.taps or default_taps(num_layers)
 
-    def fused(self, *rows: Tensor) -> Tensor:
-        """What stands for the feature, [B, T, E], of the three rows [B, T, E] each."""
-        return self.fc(torch.cat(rows, -1))
+    def fused(self, *hidden_states: Tensor) -> Tensor:
+        """What stands for the feature, [B, T, E], of the three hidden states [B, T, E] each."""
+        return self.fc(torch.cat(hidden_states, -1))
 
     def given(self, features: Tensor, taps: Mapping[int, Tensor]) -> Tensor:
         return self.fused(*(taps[tap] for tap in self.config.taps or ()))
@@ -113,5 +113,5 @@ class Eagle3Network(EagleNetwork):
         return torch.cat([embedded, features], -1)
 
     def logits(self, features: Tensor, lm_head: Tensor | None = None) -> Tensor:
-        """Logits [.., proposed] of rows [.., E]; the target's LM head is not read."""
+        """Logits [.., proposed] of features [.., E]; the target's LM head is not read."""
         return self.head(self.norm(features))

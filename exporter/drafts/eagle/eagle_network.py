@@ -1,7 +1,7 @@
 """EAGLE's layer: from the target's feature and the token that follows to the next feature (Li et al., arXiv 2401.15077,
 section 3.1; EAGLE-2, arXiv 2406.16858, changes nothing in it).
 
-A feature is what the target's LM head reads: a row after the final norm. Pair i is the feature of position i with the
+A feature is what the target's LM head reads: a hidden state after the final norm. Pair i is the feature of position i with the
 embedding of token i + 1, at position i; its output stands for feature i + 1, through the LM head for token i + 2.
 """
 
@@ -144,7 +144,7 @@ class EagleNetwork(nn.Module):
                 self.head.weight.copy_(lm_head)
 
     def given(self, features: Tensor, taps: Mapping[int, Tensor]) -> Tensor:
-        """What it goes on from, [B, T, E]: the target's `features`; another kind reads the rows after some layers, `taps`."""
+        """What it goes on from, [B, T, E]: the target's `features`; another kind reads the hidden states after some layers, `taps`."""
         return features
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,7 +177,7 @@ class EagleNetwork(nn.Module):
         mask: Tensor,
         past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The layer alone over `rows` [B, T, E] that enter it; as `forward`."""
+        """The layer alone over `hidden_states` [B, T, E] that enter it; as `forward`."""
         cos, sin = (torch.cat([half, half], -1) for half in self.angles(positions))
         cache = Joined(past)
         out = self.layers[0](
@@ -186,8 +186,8 @@ class EagleNetwork(nn.Module):
             position_embeddings=(cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)),
             past_key_values=cache,
         )
-        assert cache.hidden_states is not None
-        return out, cache.hidden_states
+        assert cache.key_values is not None
+        return out, cache.key_values
 
     def logits(self, features: Tensor, lm_head: Tensor) -> Tensor:
         """Logits [.., proposed] of features [.., E]; `lm_head` [V, E] is the target's, read where it is shared."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..common.base import Run
 
 RANKS = 10
-"""Proposals after each row: EAGLE-2's k."""
+"""Proposals after each position: EAGLE-2's k."""
 
 Beside = Callable[[np.ndarray], "tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]"]
 """Of places int64 [T]: further inputs of the graph [B, T, …], and the same as arguments of the network."""
@@ -46,7 +46,7 @@ class LayerDraft(TrainedDraft):
     has_layer = False
     role: ClassVar[str]
     marks_drafted: ClassVar[bool] = True
-    """Whether the graph is told which rows the layer gave itself."""
+    """Whether the graph is told which hidden states the layer gave itself."""
     inside: ClassVar[str] = ""
     """Prefix of the layer's tensors among those of `network`."""
 
@@ -61,7 +61,7 @@ class LayerDraft(TrainedDraft):
 
     @property
     def ranks(self) -> int:
-        """Proposals after each row."""
+        """Proposals after each position."""
         return min(RANKS, self.drafter.config.proposed)
 
     @property
@@ -71,10 +71,10 @@ class LayerDraft(TrainedDraft):
 
     def check_vocabulary(self, family: Family) -> None:
         """Raises ExportError, naming both, unless the target has as many tokens as the one that the draft was made for."""
-        made, found = self.drafter.config.vocab_size, family.language.head.shape[0]
-        if made != found:
+        own_size, target_size = self.drafter.config.vocab_size, family.language.head.shape[0]
+        if own_size != target_size:
             raise ExportError(
-                f"this draft was made for {made} tokens, the model has {found}; give one that was trained for this model"
+                f"this draft was made for {own_size} tokens, the model has {target_size}; give one that was trained for this model"
             )
 
     def check_family(self, family: Family) -> None:
@@ -120,30 +120,30 @@ class LayerDraft(TrainedDraft):
         tensors = self.stored_in(store, self.role)
         layer = self.traced()
         graph = Composer(self.role, store, self.role)
-        given = dict(beside(graph))
-        given |= {
+        inputs = dict(beside(graph))
+        inputs |= {
             name: graph.input(name)
             for name in layer.inputs
-            if name not in ("embedded", "features") and name not in given
+            if name not in ("embedded", "features") and name not in inputs
         }
         hidden, source = (graph.input(name) for name in ("hidden", "feature_index"))
         features = self.features_of(graph, graph.node("Gather", [hidden, source], "rows", axis=0), family)
-        given |= {"embedded": embeddings(graph, "next_ids"), "features": features}
-        made = graph.call(layer, "layer.0", given, tensors.prefix.__add__)
-        for name, value in made.items():
+        inputs |= {"embedded": embeddings(graph, "next_ids"), "features": features}
+        outputs = graph.call(layer, "layer.0", inputs, tensors.prefix.__add__)
+        for name, value in outputs.items():
             if name != "features_out":
                 graph.output(name, value)
-        features = made["features_out"]
+        features = outputs["features_out"]
         flat = graph.node(
             "Reshape", [features, graph.constant(np.array([-1, config.hidden_size], np.int64))], "flat"
         )
-        asked = graph.node("Gather", [flat, graph.input("row_index")], "asked", axis=0)
-        asked = self.before_head(graph, asked, tensors.prefix.__add__)
+        head_input = graph.node("Gather", [flat, graph.input("row_index")], "asked", axis=0)
+        head_input = self.before_head(graph, head_input, tensors.prefix.__add__)
         table = language.head
         if config.head != "shared":
             own = f"{tensors.prefix}{self.inside}head.weight"
             table = WeightRef((own,), False, (config.proposed, config.hidden_size))
-        logits = graph.product(asked, table, "logits")
+        logits = graph.product(head_input, table, "logits")
         ids = None if config.trimmed is None else graph.weight(self._d2t(config.trimmed))
         graph.output("hidden_out", features)
         for name, value in ranked(graph, logits, self.ranks, ids).items():
@@ -151,7 +151,7 @@ class LayerDraft(TrainedDraft):
         return GraphSpec(self.role, self.role, graph.model())
 
     def features_of(self, graph: Composer, hidden_states: ir.Value, family: Family) -> ir.Value:
-        """Features of `rows`: the target's pass its final norm, those that the layer gave are some already."""
+        """Features of `hidden_states`: the target's pass its final norm, those that the layer gave are some already."""
         with family.language.hooks():
             norm = family.language.final_norm
         return graph.node(
@@ -159,11 +159,11 @@ class LayerDraft(TrainedDraft):
         )
 
     def before_head(self, graph: Composer, hidden_states: ir.Value, name: Callable[[str], str]) -> ir.Value:
-        """What the LM head reads of `rows` [rows, E] that the layer gave; `name` maps its parameters to stored tensors."""
+        """What the LM head reads of `hidden_states` [N, E] that the layer gave; `name` maps its parameters to stored tensors."""
         return hidden_states
 
     def parity_hidden(self, captured: Captured) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None]:
-        """(rows [B, N, E] as the graph takes them, the features that they mean, how far those are from float64)."""
+        """(hidden states [B, N, E] as the graph takes them, the features that they mean, how far those are from float64)."""
         hidden = captured.residuals[max(captured.residuals)]
         features, differs = captured.final(np.arange(hidden.shape[0] * hidden.shape[1], dtype=np.int64))
         return hidden, features.view(hidden.shape), differs.view(hidden.shape)
@@ -190,11 +190,11 @@ class LayerDraft(TrainedDraft):
             places = np.arange(start, end, dtype=np.int64)
             source = np.arange(batch)[:, None] * count + places
             index = np.arange(batch * (end - start), dtype=np.int64)[::-3].copy()
-            rows = features.numpy() if drafted else hidden
+            hidden_states = features.numpy() if drafted else hidden
             more, also = beside(places)
-            found = run(
+            outputs = run(
                 {
-                    "hidden": rows.reshape(-1, width),
+                    "hidden": hidden_states.reshape(-1, width),
                     "feature_index": source,
                     **({"drafted": np.array([drafted])} if self.marks_drafted else {}),
                     "next_ids": captured.token_ids[:, start:end].copy(),
@@ -210,17 +210,17 @@ class LayerDraft(TrainedDraft):
                 before = None if keys is None else (keys, values)
                 return side_by_side(*net(embedded, features, positions, mask, before, **also))  # noqa: B023
 
-            given = [embedded[:, start:end], features[:, start:end]]
+            tensors = [embedded[:, start:end], features[:, start:end]]
             errors = [None, None if drafted or differs is None else differs[:, start:end]]
-            wanted, error = with_error(network, layer, [*given, *kept.past], [*errors, *kept.off])
-            out, out_error = wanted[:, -(end - start) :, :width], error[:, -(end - start) :, :width]
-            yield "rows", found["hidden_out"], out.numpy(), out_error.numpy()
-            yield from kept.compared(found, wanted, error, width)
-            asked = [each.reshape(-1, width)[index] for each in (out, out_error)]
-            likely = lambda net, rows, table: net.logits(rows, table).log_softmax(-1)  # noqa: E731
-            logits, logits_error = with_error(network, likely, [asked[0], table], [asked[1]])
+            expected, error = with_error(network, layer, [*tensors, *kept.past], [*errors, *kept.off])
+            out, out_error = expected[:, -(end - start) :, :width], error[:, -(end - start) :, :width]
+            yield "rows", outputs["hidden_out"], out.numpy(), out_error.numpy()
+            yield from kept.compared(outputs, expected, error, width)
+            head_input = [each.reshape(-1, width)[index] for each in (out, out_error)]
+            likely = lambda net, hidden_states, table: net.logits(hidden_states, table).log_softmax(-1)  # noqa: E731
+            logits, logits_error = with_error(network, likely, [head_input[0], table], [head_input[1]])
             d2t = None if config.trimmed is None else self.drafter.d2t.numpy()
-            yield from compare_ranked(found, logits.numpy(), logits_error.numpy(), d2t, config.vocab_size)
+            yield from compare_ranked(outputs, logits.numpy(), logits_error.numpy(), d2t, config.vocab_size)
 
 
 def cache_entry(num_kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:
@@ -231,10 +231,10 @@ def cache_entry(num_kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:
 def traced_layer(
     network: nn.Module,
     drafter: Callable[[Any], EagleNetwork],
-    hidden_states: Sequence[TraceInput],
+    inputs: Sequence[TraceInput],
     enter: Callable[..., torch.Tensor],
 ) -> Template:
-    """The layer `drafter(network)` over what `enter(network, *rows)` makes of its inputs `rows`, with its cache."""
+    """The layer `drafter(network)` over what `enter(network, *inputs)` makes of its `inputs`, with its cache."""
 
     def run(net: Any, *values: Any) -> torch.Tensor:
         *given, positions, mask, kept = values
@@ -248,18 +248,18 @@ def traced_layer(
 
     config, attention = drafter(network).config, drafter(network).layers[0].self_attn
     shape = config.num_kv_heads, config.head_dim
-    return traced_with_cache(network, attention, shape, hidden_states, run, "features_out")
+    return traced_with_cache(network, attention, shape, inputs, run, "features_out")
 
 
 def traced_with_cache(
     network: nn.Module,
     attention: Any,
     cache_shape: tuple[int, int],
-    hidden_states: Sequence[TraceInput],
+    inputs: Sequence[TraceInput],
     function: Callable[..., torch.Tensor],
     output: str,
 ) -> Template:
-    """`function(network, *rows, positions, mask, cache)` as a graph with the inputs `rows` and those of every layer with a
+    """`function(network, *inputs, positions, mask, cache)` as a graph with `inputs` and those of every layer with a
     cache, and the outputs `output` and `updated_*`.
 
     `attention` is the network's module of transformers that attends, with a cache of `cache_shape` (key/value heads,
@@ -279,8 +279,8 @@ def traced_with_cache(
         kept = LayerCache(keys, values_, indices)
         return function(net, *given, positions, mask, kept), kept.keys, kept.values
 
-    inputs = [
-        *hidden_states,
+    all_inputs = [
+        *inputs,
         TraceInput("positions", ("batch", "width"), torch.int64),
         TraceInput("write_indices", ("batch",), torch.int64),
         TraceInput("attn_mask", ("batch", 1, "width", "cache"), torch.bool),
@@ -292,6 +292,6 @@ def traced_with_cache(
         return trace(
             network.eval().requires_grad_(False),
             run,
-            inputs,
+            all_inputs,
             (output, "updated_key_cache.0", "updated_value_cache.0"),
         )

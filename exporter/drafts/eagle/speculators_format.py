@@ -46,22 +46,22 @@ def model_type(folder: Path) -> str | None:
     """The `speculators_model_type` of the checkpoint in `folder`; None where it is no such checkpoint."""
     if find_weights(folder, WEIGHTS) is None or not (folder / CONFIG).is_file():
         return None
-    found = read_config(folder / CONFIG).get("speculators_model_type")
-    return None if found is None else str(found)[:80]
+    name = read_config(folder / CONFIG).get("speculators_model_type")
+    return None if name is None else str(name)[:80]
 
 
 def read_verifier(folder: Path) -> Verifier:
     """The target that the checkpoint names. ExportError where it is not as the format has it."""
     path = folder / CONFIG
     own = read_config(path).get("speculators_config")
-    found = own.get("verifier") if isinstance(own, dict) else None
-    if found is None:
+    entry = own.get("verifier") if isinstance(own, dict) else None
+    if entry is None:
         return Verifier(None, ())
-    name = found.get("name_or_path") if isinstance(found, dict) else 0
-    classes = found.get("architectures") or [] if isinstance(found, dict) else 0
+    name = entry.get("name_or_path") if isinstance(entry, dict) else 0
+    classes = entry.get("architectures") or [] if isinstance(entry, dict) else 0
     if not isinstance(name, str | None) or not isinstance(classes, list):
         raise ExportError(
-            f"{path}: speculators_config.verifier {found!r:.80} is not a name and a list of class names"
+            f"{path}: speculators_config.verifier {entry!r:.80} is not a name and a list of class names"
         )
     return Verifier(name, tuple(str(each) for each in classes))
 
@@ -120,28 +120,28 @@ def eagle_checkpoint(network: EagleNetwork, verifier: Verifier) -> tuple[dict[st
         raise ExportError(
             "the type 'eagle' of speculators has no place for biases of queries, keys and values alone, which this draft has"
         )
-    found = document("eagle", VERSION, config, verifier) | {
+    description = document("eagle", VERSION, config, verifier) | {
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
         "transformer_layer_architecture": "LlamaDecoderLayer",
         "layernorms": False,
         "fusion_bias": config.fc_bias,
     }
-    return found, renamed(network.state_dict(), NAMES)
+    return description, renamed(network.state_dict(), NAMES)
 
 
 def read_eagle(folder: Path) -> EagleNetwork:
     """The layer of a checkpoint of the type `eagle`, float32. Raises ExportError naming the first thing that does not
     fit."""
     path = folder / CONFIG
-    found = read_config(path)
-    inner = found.get("transformer_layer_config")
+    settings = read_config(path)
+    inner = settings.get("transformer_layer_config")
     if not isinstance(inner, dict):
         raise ExportError(f"{path}: transformer_layer_config {inner!r:.80} is not an object")
-    if found.get("layernorms"):
+    if settings.get("layernorms"):
         raise ExportError(
             f"{path}: layernorms true is not supported, only EAGLE's layer without norms around it"
         )
-    bias = found.get("fusion_bias", False)
+    bias = settings.get("fusion_bias", False)
     weights = find_weights(folder, WEIGHTS)
     assert weights is not None, "ask model_type first"
     back = {theirs: ours for ours, theirs in NAMES.items()}
@@ -155,8 +155,8 @@ def read_eagle(folder: Path) -> EagleNetwork:
 
 def renamed(tensors: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, Tensor]:
     """`tensors` with the prefixes of their names replaced; other names stay."""
-    found = {}
+    result = {}
     for name, value in tensors.items():
         old = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
-        found[prefixes.get(old, "") + name.removeprefix(old)] = value
-    return found
+        result[prefixes.get(old, "") + name.removeprefix(old)] = value
+    return result

@@ -1,8 +1,8 @@
 """The draft kind `vispec`: EAGLE's layer, which sees a picture as a few tokens and a global feature (ViSpec, arXiv
 2509.15235).
 
-In a bundle it is two graphs. `adaptor` reads a picture's rows once; `vispec` is the graph of an EAGLE layer with what the
-adaptor gave as further rows to choose from: see `docs/reference/graph-interfaces.md`.
+In a bundle it is two graphs. `adaptor` reads a picture's embeddings once; `vispec` is the graph of an EAGLE layer with what the
+adaptor gave as further hidden states to choose from: see `docs/reference/graph-interfaces.md`.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class VispecDraft(LayerDraft):
         from ...graphs.traced_module import TraceInput
 
         shape = ("batch", "width", self.network.config.hidden_size)
-        rows = [TraceInput(name, shape) for name in ("embedded", "features", "visual")]
-        rows.append(TraceInput("compressed", ("batch", "width"), torch.bool))
-        return traced_layer(self.network, lambda net: net.layer, rows, VispecNetwork.entering)
+        inputs = [TraceInput(name, shape) for name in ("embedded", "features", "visual")]
+        inputs.append(TraceInput("compressed", ("batch", "width"), torch.bool))
+        return traced_layer(self.network, lambda net: net.layer, inputs, VispecNetwork.entering)
 
     def _adaptor(self, store: WeightStore) -> GraphSpec:
         """The graph `adaptor`; its tensors came to `store` with the layer's."""
@@ -84,12 +84,17 @@ class VispecDraft(LayerDraft):
         from ...graphs.traced_module import TraceInput, trace
 
         adaptor = self.network.imadpt.eval().requires_grad_(False)
-        rows = TraceInput("image_rows", ("rows", self.network.config.hidden_size))
-        template = trace(adaptor, lambda net, rows: (net(rows, attention),), [rows], ("visual_rows",))
+        image_embeds = TraceInput("image_rows", ("rows", self.network.config.hidden_size))
+        template = trace(
+            adaptor,
+            lambda net, image_embeds: (net(image_embeds, attention),),
+            [image_embeds],
+            ("visual_rows",),
+        )
         graph = Composer(ADAPTOR, store, ADAPTOR)
         prefix = f"{DraftTensors.PREFIX}{self.role}.imadpt."
-        made = graph.call(template, ADAPTOR, {"image_rows": graph.input("image_rows")}, prefix.__add__)
-        graph.output("visual_rows", made["visual_rows"])
+        outputs = graph.call(template, ADAPTOR, {"image_rows": graph.input("image_rows")}, prefix.__add__)
+        graph.output("visual_rows", outputs["visual_rows"])
         return GraphSpec(ADAPTOR, ADAPTOR, graph.model())
 
     def parity(
@@ -104,16 +109,18 @@ class VispecDraft(LayerDraft):
     def _adaptor_parity(self, run: Run, captured: Captured) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
         from ...common.float64 import with_error
 
-        rows = captured.image_embeds
+        image_embeds = captured.image_embeds
         width = self.network.config.hidden_size
-        if rows is None:  # text alone
-            rows = np.random.default_rng(7).standard_normal((UNSEEN_ROWS, width), np.float32)
-        rows = rows.reshape(-1, width)
-        found = run({"image_rows": rows})["visual_rows"]
-        wanted, error = with_error(
-            self.network, lambda net, rows: net.imadpt(rows), [torch.from_numpy(rows.copy())]
+        if image_embeds is None:  # text alone
+            image_embeds = np.random.default_rng(7).standard_normal((UNSEEN_ROWS, width), np.float32)
+        image_embeds = image_embeds.reshape(-1, width)
+        visual = run({"image_rows": image_embeds})["visual_rows"]
+        expected, error = with_error(
+            self.network,
+            lambda net, image_embeds: net.imadpt(image_embeds),
+            [torch.from_numpy(image_embeds.copy())],
         )
-        return "visual rows", found, wanted.numpy(), error.numpy()
+        return "visual rows", visual, expected.numpy(), error.numpy()
 
     def _seen(self, captured: Captured) -> Any:
         """For `layer_parity`: places before a picture, its tokens, and text behind it, in turn."""
@@ -140,7 +147,7 @@ def _visual(graph: Composer) -> dict[str, Any]:
 
 
 def check_family(family: Family) -> None:
-    """ExportError unless pictures stand among the rows that the decoder of `family` reads."""
+    """ExportError unless pictures stand among the embeddings that the decoder of `family` reads."""
     remedy = "give --draft eagle"
     if family.vision is None:
         raise ExportError(f"--draft vispec: {family.name} reads text only, so there is no picture; {remedy}")

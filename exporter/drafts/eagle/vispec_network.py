@@ -1,7 +1,7 @@
 """ViSpec's layer (arXiv 2509.15235, sections 3.1 and 3.2, with what the code beside it does): EAGLE's, which reads a
 picture as a few compressed tokens and one global feature.
 
-The adaptor is one cross-attention from learned queries over a picture's rows as they enter the target. What all queries
+The adaptor is one cross-attention from learned queries over a picture's embeddings as they enter the target. What all queries
 but the last give are tokens of the draft: they enter its layer as they are, at the last positions of the picture. What
 the last one gives is mixed into the feature of every text position behind the picture.
 """
@@ -56,7 +56,7 @@ class VispecConfig:
 
 
 class ImageAdaptor(nn.Module):
-    """Learned queries over a picture's rows: no projection of the queries, no norm, no residual, no positions."""
+    """Learned queries over a picture's embeddings: no projection of the queries, no norm, no residual, no positions."""
 
     def __init__(self, width: int, heads: int, queries: int, bias: bool) -> None:
         super().__init__()
@@ -67,18 +67,19 @@ class ImageAdaptor(nn.Module):
         self.o_proj = nn.Linear(width, width, bias=False)
 
     def forward(
-        self, rows: Tensor, attention: Callable[..., Tensor] = F.scaled_dot_product_attention
+        self, image_embeds: Tensor, attention: Callable[..., Tensor] = F.scaled_dot_product_attention
     ) -> Tensor:
-        """Rows [n, E] of one picture to [queries, E], the global feature last.
+        """Embeddings [n, E] of one picture to [queries, E], the global feature last.
 
         `attention` takes queries, keys, values [1, heads, .., head_dim], no mask and the scale.
         """
         queries, heads, size = self.q.shape
         keys, values = (
-            made.view(1, -1, heads, size).transpose(1, 2) for made in (self.k_proj(rows), self.v_proj(rows))
+            each.view(1, -1, heads, size).transpose(1, 2)
+            for each in (self.k_proj(image_embeds), self.v_proj(image_embeds))
         )
-        seen = attention(self.q.transpose(0, 1)[None], keys, values, None, scale=size**-0.5)
-        return self.o_proj(seen.transpose(1, 2).reshape(queries, heads * size))
+        attention_output = attention(self.q.transpose(0, 1)[None], keys, values, None, scale=size**-0.5)
+        return self.o_proj(attention_output.transpose(1, 2).reshape(queries, heads * size))
 
 
 class VispecNetwork(nn.Module):
@@ -124,8 +125,8 @@ class VispecNetwork(nn.Module):
             visual = torch.zeros_like(features)
         if compressed is None:
             compressed = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
-        rows = self.entering(embedded, features, visual.to(features.dtype), compressed)
-        return self.layer.attended(rows, positions, mask, past)
+        hidden_states = self.entering(embedded, features, visual.to(features.dtype), compressed)
+        return self.layer.attended(hidden_states, positions, mask, past)
 
     def logits(self, features: Tensor, lm_head: Tensor) -> Tensor:
         """As `EagleNetwork.logits`."""

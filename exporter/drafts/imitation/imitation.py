@@ -4,7 +4,7 @@ Its folder (see `files`) describes the network by
 `{"hidden_size": 128, "num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": true}`, and
 `"attention_heads": 4` where it has attention.
 In a bundle it is the graph `imitation.n`: `hidden` [batch, width, E] after layer n → `hidden_out`, which enters `head`. With
-attention it also reads and writes keys and values of its own, one row for every position of the text.
+attention it also reads and writes keys and values of its own, one entry for every position of the text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ImitationDraft(TrainedDraft, SelfDraft):
 
     @property
     def attends(self) -> bool:
-        """Whether its rows depend on those of earlier positions."""
+        """Whether its hidden states depend on those of earlier positions."""
         return self.network.config.attention_heads > 0
 
     def entry(self, weights_dtype: str) -> dict[str, Any]:
@@ -79,17 +79,17 @@ class ImitationDraft(TrainedDraft, SelfDraft):
         from ...graphs.traced_module import TraceInput, trace
 
         network = self.network.eval().requires_grad_(False)
-        rows = TraceInput("hidden", ("batch", "width", self.network.config.hidden_size))
+        hidden_input = TraceInput("hidden", ("batch", "width", self.network.config.hidden_size))
         if network.attention is None:
             with export_hooks():
-                return trace(network, lambda m, hidden: (m(hidden),), [rows], ("hidden_out",))
+                return trace(network, lambda m, hidden: (m(hidden),), [hidden_input], ("hidden_out",))
 
         def run(net: Any, hidden: Any, positions: Any, mask: Any, kept: Any) -> torch.Tensor:
             return net.mapped(net.attention(hidden, mask, net.attention.angles(positions), kept))
 
         heads, size = self.network.config.attention_heads, self.network.config.head_dim
         return traced_with_cache(
-            network, network.attention.self_attn, (heads, size), [rows], run, "hidden_out"
+            network, network.attention.self_attn, (heads, size), [hidden_input], run, "hidden_out"
         )
 
     def parity(
@@ -103,14 +103,14 @@ class ImitationDraft(TrainedDraft, SelfDraft):
                 yield from self._attending_parity(run, hidden)
                 continue
             expected, error = with_error(
-                self.network, lambda net, rows: net(rows), [torch.from_numpy(hidden)]
+                self.network, lambda net, hidden_states: net(hidden_states), [torch.from_numpy(hidden)]
             )
             yield "hidden", run({"hidden": hidden})["hidden_out"], expected.numpy(), error.numpy()
 
     def _attending_parity(
         self, run: Run, hidden: np.ndarray
     ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        """Half of the exit rows [B, T, E] in one pass, the others behind them."""
+        """Half of the exit hidden states [B, T, E] in one pass, the others behind them."""
         from ...common.float64 import with_error
 
         config, (batch, count, width) = self.network.config, hidden.shape
@@ -121,12 +121,12 @@ class ImitationDraft(TrainedDraft, SelfDraft):
 
         for start, end in ((0, count // 2), (count // 2, count)):
             part = hidden[:, start:end].copy()
-            found = run({"hidden": part, **kept.inputs(start, end)})
-            rows = [torch.from_numpy(part), *kept.past]
-            wanted, error = with_error(self.network, layer, rows, [None, *kept.off])
-            out, out_error = (each[:, start:, :width].numpy() for each in (wanted, error))
-            yield "hidden", found["hidden_out"], out, out_error
-            yield from kept.compared(found, wanted, error, width)
+            outputs = run({"hidden": part, **kept.inputs(start, end)})
+            tensors = [torch.from_numpy(part), *kept.past]
+            expected, error = with_error(self.network, layer, tensors, [None, *kept.off])
+            out, out_error = (each[:, start:, :width].numpy() for each in (expected, error))
+            yield "hidden", outputs["hidden_out"], out, out_error
+            yield from kept.compared(outputs, expected, error, width)
 
 
 class ImitationKind(TrainedKind):

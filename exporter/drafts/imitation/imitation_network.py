@@ -1,5 +1,5 @@
 """The imitation network of FastVLM (arXiv 2510.22641, section 3.1 and appendix B): 1 or 2 linear layers, with attention over the
-exit rows of earlier positions or without."""
+exit hidden states of earlier positions or without."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPERATIONS = {"gelu": 5, "silu": 4, "relu": 1, "layer_norm": 7, "rms_norm": 4, "
 ROTARY_BASE = 10_000.0
 """Of the positions of an attention."""
 SEEN = 64
-"""Earlier rows that FLOPs of an attention are counted for: about a caption."""
+"""Earlier positions that FLOPs of an attention are counted for: about a caption."""
 
 
 @dataclass(frozen=True)
@@ -71,28 +71,30 @@ class ImitationConfig:
 
     @property
     def attention_norm(self) -> str:
-        """Of the rows that the attention reads: unlike a linear layer it needs one, for scores grow with the rows' size."""
+        """Of what the attention reads: unlike a linear layer it needs one, for scores grow with the hidden states' size."""
         return "rms_norm" if self.norm == "none" else self.norm
 
     @property
     def flops(self) -> int:
-        """Floating-point operations per row: a multiplication and an addition for every weight, and what is done number by
-        number; of an attention that sees `SEEN` rows."""
+        """Floating-point operations per position: a multiplication and an addition for every weight, and what is done number by
+        number; of an attention that sees `SEEN` positions."""
         width = self.hidden_size
         singly = self.num_linear + OPERATIONS[self.norm] + self.residual
         singly += OPERATIONS[self.activation] * (self.num_linear - 1)
-        found = 2 * width * width * self.num_linear + width * singly
+        total = 2 * width * width * self.num_linear + width * singly
         if not self.attention_heads:
-            return found
+            return total
         turned = 3 * 2 * width  # queries and keys by their angles
-        seen = SEEN * (4 * width + 5 * self.attention_heads)  # two products with every row, and the softmax
-        return found + 8 * width * width + width * (OPERATIONS[self.attention_norm] + 1) + turned + seen
+        seen = SEEN * (
+            4 * width + 5 * self.attention_heads
+        )  # two products with every position, and the softmax
+        return total + 8 * width * width + width * (OPERATIONS[self.attention_norm] + 1) + turned + seen
 
 
 class ExitAttention(nn.Module):
-    """Self-attention over exit rows, each of which sees itself and the earlier ones: norm, Llama's attention, plus the input.
+    """Self-attention over exit hidden states, each of which sees itself and the earlier ones: norm, Llama's attention, plus the input.
 
-    Positions are rotary: the rows themselves carry none where the target's are rotary or a bias, and what matters here is
+    Positions are rotary: the hidden states themselves carry none where the target's are rotary or a bias, and what matters here is
     how long ago something was said. They need no table, which would bound a text, and no parameters; and they are
     relative, so that it is all the same whether slots or the target's own positions are counted. Untrained it gives its
     input: the last matrix starts at zero.
@@ -122,20 +124,20 @@ class ExitAttention(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor, angles: tuple[Tensor, Tensor], cache: Any) -> Tensor:
         """[B, T, E] to [B, T, E]. `mask` bool [B, 1, T, S] (True: visible), `angles` as the attention takes them, `cache`
-        gets the keys and values of the rows and gives those of all S."""
-        rows, _ = self.self_attn(
+        gets the keys and values of the positions and gives those of all S."""
+        attention_output, _ = self.self_attn(
             self.norm(hidden), attention_mask=mask, position_embeddings=angles, past_key_values=cache
         )
-        return hidden + rows
+        return hidden + attention_output
 
 
 class ImitationNetwork(nn.Module):
-    """Maps rows after decoder layer n to rows that enter the target's own final norm and LM head.
+    """Maps hidden states after decoder layer n to those that enter the target's own final norm and LM head.
 
     `norm`, then one or two linear layers of the model's width with `activation` between them (after the only
     one there is none), plus the input itself when `residual`. With `residual` the last linear layer starts
     at zero, so that an untrained network equals an early exit. With `attention_heads` an `ExitAttention` stands before all
-    of that: a row then depends on those of earlier positions, too.
+    of that: a hidden state then depends on those of earlier positions, too.
 
     Args:
         hidden_size: E, width of the target's decoder.
@@ -167,23 +169,23 @@ class ImitationNetwork(nn.Module):
         self.attention = ExitAttention(self.config) if attention_heads else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., E] float to [..., E], row by row; with attention [..., T, E], T rows of one text from its first one on."""
+        """[..., E] float to [..., E], position by position; with attention [..., T, E], T positions of one text from its first one on."""
         if self.attention is None:
             return self.mapped(hidden)
         texts = hidden.reshape(-1, *hidden.shape[-2:])
         return self.behind(texts)[0].view(hidden.shape)
 
     def mapped(self, hidden: Tensor) -> Tensor:
-        """[..., E] to [..., E], row by row: everything but the attention."""
-        rows = self.linear[0](self.norm(hidden))
+        """[..., E] to [..., E], position by position: everything but the attention."""
+        output = self.linear[0](self.norm(hidden))
         for layer in list(self.linear)[1:]:
-            rows = layer(self.activation(rows))
-        return hidden + rows if self.residual else rows
+            output = layer(self.activation(output))
+        return hidden + output if self.residual else output
 
     def behind(
         self, hidden: Tensor, past: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """(rows [B, T, E], keys and values [B, heads, S + T, head_dim]) of a network with attention, for exit rows
+        """(hidden states [B, T, E], keys and values [B, heads, S + T, head_dim]) of a network with attention, for exit hidden states
         [B, T, E] behind those that gave `past`, keys and values [B, heads, S, head_dim]."""
         assert self.attention is not None, "the network has no attention"
         before = 0 if past is None else past[0].shape[2]
@@ -192,16 +194,16 @@ class ImitationNetwork(nn.Module):
         mask = (slots <= positions[:, None])[None, None]
         cos, sin = (torch.cat([half, half], -1) for half in self.attention.angles(positions[None]))
         cache = Joined(past)
-        rows = self.attention(hidden, mask, (cos.to(hidden.dtype), sin.to(hidden.dtype)), cache)
-        assert cache.hidden_states is not None
-        return self.mapped(rows), cache.hidden_states
+        hidden_states = self.attention(hidden, mask, (cos.to(hidden.dtype), sin.to(hidden.dtype)), cache)
+        assert cache.key_values is not None
+        return self.mapped(hidden_states), cache.key_values
 
 
 def norm_named(name: str, width: int) -> nn.Module:
     """One of `NORMS`."""
-    made = {
+    norms = {
         "layer_norm": lambda: nn.LayerNorm(width, eps=1e-5),
         "rms_norm": lambda: nn.RMSNorm(width, eps=1e-6),
         "none": nn.Identity,
     }
-    return made[name]()
+    return norms[name]()

@@ -1,4 +1,4 @@
-"""The draft kind `medusa`: heads on the target's last row (Cai et al., arXiv 2401.10774; on ViT-GPT2 captioning too).
+"""The draft kind `medusa`: heads on the target's last hidden state (Cai et al., arXiv 2401.10774; on ViT-GPT2 captioning too).
 
 In a bundle it is the graph `medusa`: `hidden` [batch, width, E] before the final norm and `row_index` [rows] → the best
 `token_ids` and their `log_probabilities`, both [rows, heads, ranks]. The heads read the target's own norm, and with
@@ -105,23 +105,27 @@ class MedusaDraft(TrainedDraft):
             norm = language.final_norm
             blocks = trace(
                 self.network.blocks(0).eval().requires_grad_(False),
-                lambda m, rows: (m(rows),),
+                lambda m, hidden_states: (m(hidden_states),),
                 [TraceInput("hidden", ("rows", config.hidden_size))],
                 ("hidden_out",),
             )
         graph = Composer(ROLE, store, ROLE)
-        rows, found = norm.hidden_states(graph), []
+        hidden_states, logits_by_head = norm.hidden_states(graph), []
         axis = graph.constant(np.array([1], np.int64))
         for k in range(config.heads):
-            named = f"{tensors.prefix}{k}."
-            own = graph.call(blocks, f"head.{k}", {"hidden": rows}, named.__add__)["hidden_out"]
+            prefix = f"{tensors.prefix}{k}."
+            own = graph.call(blocks, f"head.{k}", {"hidden": hidden_states}, prefix.__add__)["hidden_out"]
             table = language.head
             if config.head != "shared":
                 shape = (config.proposed or 0, config.hidden_size)
-                table = WeightRef((f"{named}{config.layers}.weight",), False, shape)
+                table = WeightRef((f"{prefix}{config.layers}.weight",), False, shape)
             logits = graph.product(own, table, f"head.{k}/logits")
-            found.append(graph.node("Unsqueeze", [logits, axis], f"head.{k}/one"))
-        logits = found[0] if len(found) == 1 else graph.node("Concat", found, "heads", axis=1)
+            logits_by_head.append(graph.node("Unsqueeze", [logits, axis], f"head.{k}/one"))
+        logits = (
+            logits_by_head[0]
+            if len(logits_by_head) == 1
+            else graph.node("Concat", logits_by_head, "heads", axis=1)
+        )
         d2t = None
         if config.trimmed is not None:
             d2t = graph.weight(WeightRef((f"{tensors.prefix}d2t",), False, (config.trimmed,), "int64"))
@@ -137,15 +141,15 @@ class MedusaDraft(TrainedDraft):
         for captured in captures:
             hidden = captured.residuals[max(captured.residuals)]
             index = np.arange(hidden.shape[0] * hidden.shape[1], dtype=np.int64)[::-3].copy()
-            found = run({"hidden": hidden, "row_index": index})
+            outputs = run({"hidden": hidden, "row_index": index})
             table = None if captured.lm_head is None else torch.from_numpy(captured.lm_head)
-            rows, differs = captured.final(index)
+            hidden_states, differs = captured.final(index)
             likely = lambda net, *given: net(*given).log_softmax(-1)  # noqa: E731
-            logits, off = with_error(self.network, likely, [rows, table], [differs])
+            logits, off = with_error(self.network, likely, [hidden_states, table], [differs])
             config = self.network.config
             d2t = None if config.trimmed is None else self.network.d2t.numpy()
             words = config.vocab_size or logits.shape[-1]
-            yield from compare_ranked(found, logits.numpy(), off.numpy(), d2t, words)
+            yield from compare_ranked(outputs, logits.numpy(), off.numpy(), d2t, words)
 
 
 class MedusaKind(PublishedKind):

@@ -62,5 +62,5 @@ def read_published(folder: Path) -> tuple[MedusaHeads, dict[str, Any], list[str]
 
 def _counts(tensors: Mapping[str, Tensor]) -> tuple[int, int]:
     """(heads, residual layers of each), of which the names tell."""
-    found = [match for name in tensors if (match := _LAYER.fullmatch(name))]
-    return tuple(1 + max((int(m[part]) for m in found), default=0) for part in (1, 2))  # type: ignore[return-value]
+    matches = [match for name in tensors if (match := _LAYER.fullmatch(name))]
+    return tuple(1 + max((int(m[part]) for m in matches), default=0) for part in (1, 2))  # type: ignore[return-value]

@@ -61,13 +61,13 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """[.., E] to [.., E]"""
-        return rows + F.silu(self.linear(rows))
+        return hidden_states + F.silu(self.linear(hidden_states))
 
 
 class MedusaHeads(nn.Module):
-    """Head k reads what the LM head reads (rows after the final norm and scale) and says the token k further on.
+    """Head k reads what the LM head reads (hidden states after the final norm and scale) and says the token k further on.
 
     Each head is `layers` residual blocks, and a projection: of its `own` (a copy of the LM head at the start), the
     target's LM head (`shared`), or of its own over the `trimmed` most frequent tokens, whose ids are in `d2t`. Tensors
@@ -106,13 +106,13 @@ class MedusaHeads(nn.Module):
         """The residual blocks of head k."""
         return nn.Sequential(*list(self.sequences[k])[: self.config.layers])
 
-    def forward(self, rows: Tensor, lm_head: Tensor | None = None) -> Tensor:
-        """Logits [.., heads, proposed] of rows [.., E]; `lm_head` [V, E] where the heads share it."""
-        found = []
+    def forward(self, hidden_states: Tensor, lm_head: Tensor | None = None) -> Tensor:
+        """Logits [.., heads, proposed] of hidden states [.., E]; `lm_head` [V, E] where the heads share it."""
+        logits = []
         for k, head in enumerate(self.sequences):
             if self.config.head == "shared":
                 assert lm_head is not None, "these heads share the LM head"
-                found.append(F.linear(self.blocks(k)(rows), lm_head))
+                logits.append(F.linear(self.blocks(k)(hidden_states), lm_head))
             else:
-                found.append(head(rows))
-        return torch.stack(found, -2)
+                logits.append(head(hidden_states))
+        return torch.stack(logits, -2)

@@ -98,16 +98,16 @@ class Family:
         return None if self.vision is None else self.vision.settings()
 
     def max_source(self, asked: int) -> int | None:
-        """The manifest's `limits.max_source`: rows that cross-attention may see, `asked` where that is free.
+        """The manifest's `limits.max_source`: hidden states that cross-attention may see, `asked` where that is free.
 
-        Without a text encoder it sees one picture, whose rows are what they are.
+        Without a text encoder it sees one picture, whose embeddings are what they are.
         """
         if not self.decoder.cross_attention:
             return None
         return asked if self.vision is None or self.encoder() is not None else self.vision.num_embeds
 
     def text(self) -> dict[str, Any]:
-        """The family's part of the manifest's `text` (image token and rows, decoder start)."""
+        """The family's part of the manifest's `text` (image token and number of embeddings, decoder start)."""
         return {
             "image_token_id": self.image_token_id,
             "image_rows": None if self.vision is None else self.vision.num_embeds,
@@ -116,12 +116,12 @@ class Family:
 
     @property
     def image_token_id(self) -> int | None:
-        """The id that holds the place of an image row in a prompt."""
+        """The id that holds the place of an image embedding in a prompt."""
         return None
 
     @property
     def video_token_id(self) -> int | None:
-        """The id that holds the place of a video's row in a prompt; None for a model that reads no videos."""
+        """The id that holds the place of a video's embedding in a prompt; None for a model that reads no videos."""
         return None
 
     @property

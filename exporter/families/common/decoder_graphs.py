@@ -19,7 +19,7 @@ Named = Callable[[str], str]
 """A parameter of a traced module → the checkpoint's tensor."""
 
 Prologue = tuple[Template, Named]
-"""Computed from `positions` at the start of a segment: `cos` and `sin` that its layers share, or `hidden_out`, the rows
+"""Computed from `positions` at the start of a segment: `cos` and `sin` that its layers share, or `hidden_out`, the hidden states
 with a learned table of positions added."""
 
 
@@ -119,7 +119,7 @@ def _compose_layers(
 def build_cross_kv(
     store: WeightStore, shape: DecoderShape, layer: Callable[[int], tuple[Template, Named]]
 ) -> GraphSpec:
-    """The `cross_kv` graph: keys and values of every layer's cross-attention over the source rows.
+    """The `cross_kv` graph: keys and values of every layer's cross-attention over the source.
 
     A template of `layer(i)` takes `encoder_states` [batch, source, E] and gives `key` and `value`.
     """
@@ -143,7 +143,7 @@ def build_embed(store: WeightStore) -> GraphSpec:
 
 
 def embeddings(graph: Composer, ids: str = "token_ids") -> ir.Value:
-    """Declares the inputs `ids` and `embedding_table`; the rows [batch, width, E] of the ids."""
+    """Declares the inputs `ids` and `embedding_table`; the embeddings [batch, width, E] of the ids."""
     tokens, table = graph.input(ids), graph.input("embedding_table")
     embeds = graph.node("Gather", [table, tokens], "gather", axis=0)
     return (
@@ -155,7 +155,7 @@ def embeddings(graph: Composer, ids: str = "token_ids") -> ir.Value:
 
 @dataclass(frozen=True)
 class FinalNorm:
-    """What stands between the last layer's rows [.., `width`] and the LM head: a norm, and in some models a scale."""
+    """What stands between the last layer's hidden states [.., `width`] and the LM head: a norm, and in some models a scale."""
 
     template: Template
     names: Named
@@ -163,13 +163,13 @@ class FinalNorm:
     scale: float = 1.0
 
     def hidden_states(self, graph: Composer) -> ir.Value:
-        """Declares the inputs `hidden` and `row_index`; the rows that those select, [rows, width], normalised."""
+        """Declares the inputs `hidden` and `row_index`; the hidden states that those select, [rows, width], normalised."""
         hidden, index = graph.input("hidden"), graph.input("row_index")
         flat = graph.node("Reshape", [hidden, graph.constant(np.array([-1, self.width], np.int64))], "flat")
         return self.applied(graph, graph.node("Gather", [flat, index], "rows", axis=0))
 
     def applied(self, graph: Composer, hidden_states: ir.Value) -> ir.Value:
-        """`rows` [.., width], normalised and scaled."""
+        """`hidden_states` [.., width], normalised and scaled."""
         normed = graph.call(self.template, "norm", {"hidden": hidden_states}, self.names)["hidden_out"]
         if self.scale == 1.0:
             return normed
@@ -177,7 +177,7 @@ class FinalNorm:
 
 
 def build_head(store: WeightStore, norm: FinalNorm, table: WeightRef) -> GraphSpec:
-    """The `head` graph: rows are selected, normalised, perhaps scaled, and multiplied by the table [V, E]."""
+    """The `head` graph: hidden states are selected, normalised, perhaps scaled, and multiplied by the table [V, E]."""
     graph = Composer("head", store, "head")
     logits = graph.node("Gemm", [norm.hidden_states(graph), graph.weight(table)], "logits_gemm", transB=1)
     graph.output("logits", logits)

@@ -1,7 +1,7 @@
 """A decoder with sublayers left out (Zhang et al., Draft & Verify, arXiv 2309.08168, section 3.2).
 
-A decoder layer adds to its rows what attention makes of them, then what the MLP does. Without a sublayer, its norm
-included, rows pass as they are. Self- and cross-attention of a layer go together.
+A decoder layer adds to its hidden states what attention makes of them, then what the MLP does. Without a sublayer, its norm
+included, hidden states pass as they are. Self- and cross-attention of a layer go together.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def attention_of(paths: SublayerPaths, layer: nn.Module) -> list[nn.Module]:
 
 
 def mlp_of(paths: SublayerPaths, layer: nn.Module) -> nn.Module:
-    """What gives an MLP's part of the rows."""
+    """What gives an MLP's part of the hidden states."""
     return layer.get_submodule(paths.mlp_path)
 
 
 @contextlib.contextmanager
 def left_out(paths: SublayerPaths, layer: nn.Module, *, attention: bool, mlp: bool) -> Iterator[None]:
-    """While active, sublayers of a decoder layer are not run, and add nothing to its rows."""
+    """While active, sublayers of a decoder layer are not run, and add nothing to its hidden states."""
     import torch
 
     with contextlib.ExitStack() as stack:
@@ -93,7 +93,7 @@ def left_out(paths: SublayerPaths, layer: nn.Module, *, attention: bool, mlp: bo
 
 @contextlib.contextmanager
 def disregarded(paths: SublayerPaths, layers: nn.ModuleList, skip: Sublayers) -> Iterator[None]:
-    """While active, sublayers of a whole model run, and what they add to the rows is dropped: what else they give, keys and
+    """While active, sublayers of a whole model run, and what they add to the hidden states is dropped: what else they give, keys and
     values or the bias that T5's first layer makes for all, is there."""
     with contextlib.ExitStack() as stack:
         for index in skip.attention:
@@ -124,7 +124,7 @@ def _dropped(module: nn.Module) -> Iterator[None]:
 
 
 def _zeroed(_module: nn.Module, _given: Any, output: Any) -> Any:
-    """A forward hook: zeros in place of the rows, which stand first."""
+    """A forward hook: zeros in place of the hidden states, which stand first."""
     import torch
 
     if isinstance(output, torch.Tensor):

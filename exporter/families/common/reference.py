@@ -23,7 +23,7 @@ def collate(
 ) -> dict[str, torch.Tensor]:
     """Arguments of the model's `forward` over `texts` behind the prompts, or without texts of its `generate`.
 
-    What the decoder reads is padded on the right, where causal attention never sees it from a real row; with `left` on
+    What the decoder reads is padded on the right, where causal attention never sees it from a real token; with `left` on
     the left, as `generate` wants it. A text encoder's prompts are masked and padded on the right.
     """
     arguments: dict[str, torch.Tensor] = {}
@@ -49,7 +49,7 @@ def decoder_prefix(prompt: ReferencePrompt) -> tuple[int, ...]:
 
 
 def pad_id(family: Family) -> int:
-    """A token to fill short rows with: which one does not matter, for it is masked or behind every real row."""
+    """A token to fill short texts with: which one does not matter, for it is masked or behind every real token."""
     for name in ("pad_token_id", "eos_token_id"):
         token = getattr(family.checkpoint.tokenizer, name, None)
         if token is not None:
@@ -74,7 +74,7 @@ def padded(
 def reference_inputs(
     family: Family, kind: str, seed: int, length: int = 21, *, pictures: bool = True
 ) -> dict[str, torch.Tensor]:
-    """Arguments of the model's own forward whose decoder text is `length` long (more with image rows or a prompt).
+    """Arguments of the model's own forward whose decoder text is `length` long (more with image embeddings or a prompt).
 
     `random`: two sequences of random tokens and pixels, one of them with padding where the model has an encoder;
     without `pictures` of tokens alone. `realistic`: one picture of an odd size and a sentence, through the model's own

@@ -38,7 +38,7 @@ SEGMENT_OUTPUTS = ("hidden_out", "updated_key_cache", "updated_value_cache")
 
 
 def learned_positions(config: Any, *, cross_attention: bool) -> DecoderShape:
-    """The decoder of a model that adds a learned table of positions to its rows; every head has its own keys."""
+    """The decoder of a model that adds a learned table of positions to its embeddings; every head has its own keys."""
     heads = config.num_attention_heads
     return DecoderShape(
         num_layers=config.num_hidden_layers,
@@ -71,13 +71,13 @@ class Language:
     attention_paths: ClassVar[tuple[str, ...]] = ("self_attn",)
     """In a decoder layer, what attends: itself, and over the source where there is one."""
     attention_values: ClassVar[int] = 2
-    """How many values each of those gives, its rows first."""
+    """How many values each of those gives, its hidden states first."""
     source_paths: ClassVar[tuple[str, ...]] = ()
     """Of what attends over a source, what makes its keys and values, once in a request."""
     mlp_path: ClassVar[str] = "mlp"
-    """In a decoder layer, what gives the MLP's part of the rows."""
+    """In a decoder layer, what gives the MLP's part of the hidden states."""
     reads_image_embeds: ClassVar[bool] = False
-    """Whether the rows of a picture may stand in its prompt (BLIP-2)."""
+    """Whether the embeddings of a picture may stand in its prompt (BLIP-2)."""
     decoder: DecoderShape
     max_positions: int | None = None
     logit_scale: float = 1.0
@@ -119,7 +119,7 @@ class Language:
         return export_hooks()
 
     def run_layer(self, module: nn.Module, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """One decoder layer on what `layer_inputs` names; gives hidden rows, updated keys, updated values."""
+        """One decoder layer on what `layer_inputs` names; gives hidden states, updated keys, updated values."""
         raise NotImplementedError
 
     def prologue(self) -> Prologue | None:
@@ -212,7 +212,7 @@ class Language:
         return trace(module, run, inputs, SEGMENT_OUTPUTS)
 
     def _trace_mlp(self, module: nn.Module) -> Template:
-        """A decoder layer whose attention is left out: it sees each row alone."""
+        """A decoder layer whose attention is left out: it sees each position alone."""
 
         def run(module: nn.Module, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return (self.run_layer(module, collections.defaultdict(lambda: None, hidden=hidden))[0],)  # type: ignore[arg-type]
@@ -221,13 +221,13 @@ class Language:
 
     @functools.cached_property
     def final_norm(self) -> FinalNorm:
-        """What the LM head, and a draft's own heads, read rows through; ask for it inside `hooks`."""
+        """What the LM head, and a draft's own heads, read hidden states through; ask for it inside `hooks`."""
         template = self.trace_hidden(self.model.get_submodule(self.norm_path), ("rows",))
         names = self.named(f"{self.norm_path}.")
         return FinalNorm(template, names, self.decoder.hidden_size, self.logit_scale)
 
     def trace_hidden(self, module: nn.Module, dims: tuple[str, ...]) -> Template:
-        """A module that maps rows [*dims, E] to rows."""
+        """A module that maps hidden states [*dims, E] to hidden states."""
         inputs = [TraceInput("hidden", (*dims, self.decoder.hidden_size))]
         return trace(module, lambda m, hidden: (m(hidden),), inputs, ("hidden_out",))
 

@@ -76,7 +76,7 @@ class GPT2Language(Language):
         return out, own.keys, own.values
 
     def source_graphs(self, store: WeightStore) -> Iterator[GraphSpec]:
-        """cross_kv over the image rows; there is no text encoder."""
+        """cross_kv over the image embeddings; there is no text encoder."""
         blocks = self.model.transformer.h
         states = [TraceInput("encoder_states", ("batch", "source", self.decoder.hidden_size))]
         layer = per_layer(

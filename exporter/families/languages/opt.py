@@ -1,6 +1,6 @@
 """OPT: a learned table of positions, layer norms with bias before attention and MLP (OPTForCausalLM, arXiv 2205.01068).
 
-The table is added to every row, image rows too, and its first two rows belong to no position.
+The table is added to every embedding, images' too, and its first two rows belong to no position.
 """
 
 from __future__ import annotations

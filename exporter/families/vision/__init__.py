@@ -1,1 +1,1 @@
-"""Vision towers: the `vision` graph from pixels to the rows of the language model, and the picture's preprocessing."""
+"""Vision towers: the `vision` graph from pixels to embeddings of the language model, and the picture's preprocessing."""

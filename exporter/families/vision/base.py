@@ -27,8 +27,8 @@ from ..common.parts import GraphSpec
 class Vision:
     """One vision tower with its connector, over the whole model's checkpoint.
 
-    `width` is the E of its rows. A tower of one size has `side`, (height, width) of `pixel_values`, and `rows`, how many
-    rows a picture becomes; one of many sizes has neither, says the most rows of a picture (`most_rows`), and composes a
+    `width` is the E of its embeddings. A tower of one size has `side`, (height, width) of `pixel_values`, and `num_embeds`, how many
+    embeddings a picture becomes; one of many sizes has neither, says the most of a picture (`max_embeds`), and composes a
     graph with inputs of its own (`graph`, `runs`, `random`).
     """
 
@@ -81,7 +81,7 @@ class Vision:
         return contextlib.nullcontext()
 
     def random(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], int]:
-        """One random picture as the model's own processor would give it, and its rows."""
+        """One random picture as the model's own processor would give it, and its embeddings."""
         assert self.num_embeds is not None
         return {"pixel_values": torch.randn(1, 3, *self.side, generator=generator)}, self.num_embeds
 
@@ -91,11 +91,11 @@ class Vision:
         return [{name: value[i : i + 1] for name, value in tensors.items()} for i in range(pictures)]
 
     def output(self, model: Any) -> nn.Module:
-        """The module of a real model whose output `read_embeds` reads the image rows from."""
+        """The module of a real model whose output `read_embeds` reads the image embeddings from."""
         raise NotImplementedError
 
     def read_embeds(self, output: Any) -> torch.Tensor:
-        """Image rows [..., E] in what `output` gives."""
+        """Image embeddings [..., E] in what `output` gives."""
         return output if isinstance(output, torch.Tensor) else output[0]
 
 
@@ -140,7 +140,7 @@ class Calls:
 
 
 _OTHER = {ir.DataType.INT64: torch.int64, ir.DataType.BOOL: torch.bool}
-"""Types of values that are no rows; rows are float32, which a value in the middle of a graph need not say."""
+"""Types of values that are no hidden states; those are float32, which a value in the middle of a graph need not say."""
 
 
 def pair(value: Any) -> tuple[int, int]:

@@ -35,7 +35,7 @@ class BlipVision(Vision):
     """See the module."""
 
     def __init__(self, checkpoint: Checkpoint, width: int) -> None:
-        """`width` is that of the language model's rows."""
+        """`width` is that of the language model's hidden states."""
         super().__init__(checkpoint, "text_config")
         config: Any = checkpoint.config
         for part in (config, config.vision_config, config.qformer_config):

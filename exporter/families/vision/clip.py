@@ -1,4 +1,4 @@
-"""CLIP's tower with LLaVA's projector (Liu et al., arXiv 2310.03744): rows of a layer before the last, not normed."""
+"""CLIP's tower with LLaVA's projector (Liu et al., arXiv 2310.03744): hidden states of a layer before the last, not normed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ClipVision(Vision):
     """The dimension of pictures in `pixel_values`."""
 
     def __init__(self, checkpoint: Checkpoint, width: int) -> None:
-        """`width` is that of the language model's rows."""
+        """`width` is that of the language model's hidden states."""
         super().__init__(checkpoint, "text_config")
         config: Any = checkpoint.config
         vision, name = config.vision_config, checkpoint.architecture
@@ -55,7 +55,7 @@ class ClipVision(Vision):
                 f"{name}: vision_feature_layer={layer!r:.80} is not one of the {layers + 1} states of the tower"
             )
         self.used = layer if layer >= 0 else layers + 1 + layer
-        """Layers of the tower that the rows pass."""
+        """Layers of the tower that the embeddings pass."""
         self.side = pair(vision.image_size)
         patch = pair(vision.patch_size)
         self._states = (self.side[0] // patch[0]) * (self.side[1] // patch[1]) + 1

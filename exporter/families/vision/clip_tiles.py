@@ -1,6 +1,6 @@
-"""CLIP's tower over the tiles of one picture, with LLaVA-NeXT's order of rows (Liu et al., LLaVA-1.6, 2024).
+"""CLIP's tower over the tiles of one picture, with LLaVA-NeXT's order of embeddings (Liu et al., LLaVA-1.6, 2024).
 
-Which row of which tile goes where depends on the picture's size alone: the host says it by one index
+Which embedding of which tile goes where depends on the picture's size alone: the host says it by one index
 (`runtime/images/tiles.py`), and the graph holds one gather.
 """
 
@@ -27,7 +27,7 @@ from .tile_settings import canvas_list, tiled_image
 
 
 class _Lines(nn.Module):
-    """The row that ends a line of a picture, as a module whose parameter has the name that it has in the model."""
+    """The embedding that ends a line of a picture, as a module whose parameter has the name that it has in the model."""
 
     def __init__(self, image_newline: nn.Parameter) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ClipTilesVision(ClipVision):
     pictures: ClassVar[str] = "tiles"
 
     def __init__(self, checkpoint: Checkpoint, width: int) -> None:
-        """`width` is that of the language model's rows."""
+        """`width` is that of the language model's hidden states."""
         super().__init__(checkpoint, width)
         config, name = checkpoint.config, checkpoint.architecture
         if self._whole:
@@ -120,7 +120,7 @@ class ClipTilesVision(ClipVision):
         return runs
 
     def output(self, model: Any) -> nn.Module:
-        """The model without its head: no module of its own puts rows into order."""
+        """The model without its head: no module of its own puts embeddings into order."""
         return model.model
 
     def read_embeds(self, output: Any) -> torch.Tensor:

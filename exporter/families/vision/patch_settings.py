@@ -17,12 +17,12 @@ def patched_image(
     `grid` is the tower's. Pictures keep between `min_pixels` and `max_pixels`, which `most_pixels` lowers.
     """
     described = described_processor(settings, None, processor, reference, refused=())
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in ("patch_size", "merge_size", "temporal_patch_size"):
-        found[name] = settings.get(name, getattr(reference, name))
-        if found[name] != getattr(grid, name):
+        values[name] = settings.get(name, getattr(reference, name))
+        if values[name] != getattr(grid, name):
             raise UnsupportedModelError(
-                f"image processor: {name}={found[name]!r:.40} differs from the vision tower's {getattr(grid, name)}"
+                f"image processor: {name}={values[name]!r:.40} differs from the vision tower's {getattr(grid, name)}"
             )
     given = settings.get("size") or {}
     if not isinstance(given, dict):
@@ -32,16 +32,16 @@ def patched_image(
     size = {**reference.size, **given}
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         asked = settings.get(name)
-        found[name] = size.get(edge) if asked is None else asked
-    if most_pixels is not None and type(found["max_pixels"]) is int:
-        found["max_pixels"] = min(most_pixels, found["max_pixels"])
-    least, most = found["min_pixels"], found["max_pixels"]
+        values[name] = size.get(edge) if asked is None else asked
+    if most_pixels is not None and type(values["max_pixels"]) is int:
+        values["max_pixels"] = min(most_pixels, values["max_pixels"])
+    least, most = values["min_pixels"], values["max_pixels"]
     if type(least) is not int or type(most) is not int or not 1 <= least <= most or most < grid.unit_pixels:
         raise UnsupportedModelError(
             f"image processor: {least!r:.40} to {most!r:.40} pixels are no sizes of pictures"
             + ("" if most_pixels is None else f"; --max-pixels {most_pixels} is too small for this model")
         )
-    return {**described, **found}
+    return {**described, **values}
 
 
 def sampled_video(

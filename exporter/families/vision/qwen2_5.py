@@ -1,7 +1,7 @@
 """The vision tower of Qwen2.5-VL (Bai et al., arXiv 2502.13923, section 2.1.1): pictures of any size, attention within
-windows in most blocks, over the whole picture in a few; four patches become one row.
+windows in most blocks, over the whole picture in a few; four patches become one embedding.
 
-A *unit* is the square of patches that becomes one row. The host puts units into the order of their windows, so that a
+A *unit* is the square of patches that becomes one embedding. The host puts units into the order of their windows, so that a
 window is a run of units; windows at the right and lower edge are smaller, and are padded for attention alone. Layout:
 `runtime/images/windows.py`.
 """
@@ -48,7 +48,7 @@ class _Windows:
 def _rotate(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`apply_rotary_pos_emb_vision` on [rows, heads, D] by one operator; angles [rows, D / 2]."""
+    """`apply_rotary_pos_emb_vision` on [patches, heads, D] by one operator; angles [patches, D / 2]."""
     turned = [
         rotary(x.transpose(0, 1)[None], cos[None], sin[None]).squeeze(0).transpose(0, 1) for x in (q, k)
     ]
@@ -69,7 +69,7 @@ def _attend(
     max_length_k: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`attend`, within windows where `cu_seq_lens_q` is a `_Windows`; [1, heads, rows, D] in, [1, rows, heads, D] out."""
+    """`attend`, within windows where `cu_seq_lens_q` is a `_Windows`; [1, heads, patches, D] in, [1, patches, heads, D] out."""
     if not isinstance(cu_seq_lens_q, _Windows):
         return attend(module, query, key, value, attention_mask, scaling, dropout, **options)
     spans, heads, size = cu_seq_lens_q, query.shape[1], query.shape[-1]
@@ -135,7 +135,7 @@ class Qwen2_5Vision(Vision):
     scales: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint, width: int) -> None:
-        """`width` is that of the language model's rows."""
+        """`width` is that of the language model's hidden states."""
         super().__init__(checkpoint, "text_config")
         vision, name = checkpoint.config.vision_config, checkpoint.architecture
         check_common(vision, name)

@@ -22,20 +22,20 @@ def tiled_image(settings: dict[str, Any], tiling: Tiling, processor: str, refere
         lengths = tuple(size.values()) if isinstance(size, dict) else (size,)
         if not lengths or any(length != tiling.side for length in lengths):
             raise other_size(size, side)
-    found = canvas_list(
+    canvases = canvas_list(
         settings.get("image_grid_pinpoints") or reference.image_grid_pinpoints, tiling.side, "image processor"
     )
-    if found != tiling.canvases:
+    if canvases != tiling.canvases:
         raise UnsupportedModelError(
             "image processor: image_grid_pinpoints differ from the model's, "
             f"{[list(canvas) for canvas in tiling.canvases]!r:.200}"
         )
-    return {**described, "image_grid_pinpoints": [list(canvas) for canvas in found]}
+    return {**described, "image_grid_pinpoints": [list(canvas) for canvas in canvases]}
 
 
 def canvas_list(value: Any, side: int, owner: str) -> tuple[tuple[int, int], ...]:
     """`image_grid_pinpoints` as (height, width) in whole tiles of `side` pixels; `owner` is named in errors."""
-    found: list[tuple[int, int]] = []
+    canvases: list[tuple[int, int]] = []
     for each in value if isinstance(value, list | tuple) else [value]:
         lengths = tuple(each) if isinstance(each, list | tuple) else ()
         if len(lengths) != 2 or not all(
@@ -44,7 +44,7 @@ def canvas_list(value: Any, side: int, owner: str) -> tuple[tuple[int, int], ...
             raise UnsupportedModelError(
                 f"{owner}: {each!r:.80} in image_grid_pinpoints is not a height and a width in tiles of {side}"
             )
-        found.append((lengths[0], lengths[1]))
-    if not found:
+        canvases.append((lengths[0], lengths[1]))
+    if not canvases:
         raise UnsupportedModelError(f"{owner}: image_grid_pinpoints is empty")
-    return tuple(found)
+    return tuple(canvases)

@@ -1,4 +1,4 @@
-"""ViT as the encoder of a captioner (Dosovitskiy et al., arXiv 2010.11929): every row of its last layer, the class
+"""ViT as the encoder of a captioner (Dosovitskiy et al., arXiv 2010.11929): every hidden state of its last layer, the class
 token's included, after the final norm; a projection follows where the decoder is of another width."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ViTVision(Vision):
     """See the module; the `encoder` of a VisionEncoderDecoderModel."""
 
     def __init__(self, checkpoint: Checkpoint, width: int) -> None:
-        """`width` is that of the decoder's rows."""
+        """`width` is that of the decoder's hidden states."""
         super().__init__(checkpoint, "decoder")
         config: Any = checkpoint.config.encoder
         check_common(config, checkpoint.architecture)

@@ -161,11 +161,11 @@ def test_a_recipe_and_eval_measure_the_same(
     alias: Alias, folder: Path, captioner: Captioner, checks: Checks, target: Target
 ):
     """Rows of the captioner and rows of the target, its exits and networks, on the same captions."""
-    ids = described(captioner, checks.rows[:SOME], checks.prompt)
+    ids = described(captioner, checks.image_embeds[:SOME], checks.prompt)
     folders = shipped(folder)
     assert folders == imitations(alias)
     drafts = {**exits(captioner), **imitation_drafts(folders, folder, captioner)}
-    mine = measure_drafts(captioner, checks.rows[:SOME], checks.prompt, ids, drafts).drafts
+    mine = measure_drafts(captioner, checks.image_embeds[:SOME], checks.prompt, ids, drafts).drafts
     asked = load_records(f"{captioner.captions_form()}:heldout:{SOME}")
     names = {name: name for name in exits(captioner)} | {f.name: str(f) for f in folders}
     theirs = evaluate_drafts(target, with_answers(asked, ids), list(names.values()), max_new_tokens=LONGEST)
