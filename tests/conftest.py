@@ -39,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     every_run.mark_the_rest_slow(items, f"{root}/")
 
 
+def shared_by_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyBundle]:
     """`tiny_bundle(name)`: a bundle of `tiny_bundles.BUNDLES`, built once per run at its first use.
@@ -53,8 +59,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
 
     from tests.support import tiny_bundles  # torch is imported only by tests that ask
 
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = shared_by_workers(tmp_path_factory)
     if os.environ.get("VLMEXPORT_TINY_BUNDLES"):
         shared = Path(os.environ["VLMEXPORT_TINY_BUNDLES"]).resolve()
         shared.mkdir(parents=True, exist_ok=True)
@@ -72,9 +77,10 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Bundles that commands keep go into a folder of this run."""
+    """Bundles that commands keep go into a folder of this worker; traces that are kept, into one that all workers share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLMEXPORT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("VLMEXPORT_KEPT_TRACES", str(shared_by_workers(tmp_path_factory) / "traces"))
         yield
 
 

@@ -6,7 +6,6 @@ Layers of equal shape share one template (`hollow.signature`), so exporting 40 l
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import logging
 import time
@@ -23,6 +22,7 @@ from ...runtime.common.foreign_errors import raise_if_foreign
 from .check import check_operators
 from .hooks import OPSET, translation_table
 from .onnx_cleanup import WeightSource, clean
+from .torch_constants import keep_constants_of_torch
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def trace(
     the runtime refuses, and UnsupportedModelError when it asks attention for what ours cannot do.
     """
     begin = time.perf_counter()
-    _remember_torchlib()
+    keep_constants_of_torch()
     dims: dict[str, object] = {}
     for item in inputs:
         for d in item.shape:
@@ -128,18 +128,6 @@ def trace(
         type(module).__name__, time.perf_counter() - begin, len(graph), len(sources), ", ".join(names),
     )  # fmt: skip
     return Template(graph, tuple(names), tuple(outputs), sources)
-
-
-@functools.cache
-def _remember_torchlib() -> None:
-    """Lets torch.onnx parse its operator library once per process instead of once per export (0.5 s each).
-
-    The place is private to torch: where it is not found, exports are slower and otherwise the same.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch.onnx._internal._lazy_import import onnxscript_apis
-
-        onnxscript_apis.get_torchlib_ops = functools.cache(onnxscript_apis.get_torchlib_ops)  # type: ignore[attr-defined]
 
 
 def _reason(error: BaseException) -> str:

@@ -4,18 +4,24 @@ Tracing is nine tenths of building a tiny model, and every other test builds one
 nothing differs that decides it: the module by the exporter's own `signature`, its configurations, the functions that it
 calls (an error that a test plants in them is traced anew), the traced function and what it closes over. What comes out
 is the same byte for byte. `anew` is for tests of tracing itself.
+
+Workers share their traces in the folder that the environment variable VLMEXPORT_KEPT_TRACES names (`stored_traces`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch.library import CustomOpDef
 from transformers import PretrainedConfig
 from transformers.modeling_utils import AttentionInterface
 from vlmexport.exporter.families.languages.base import Language
@@ -23,6 +29,10 @@ from vlmexport.exporter.graphs import traced_module
 from vlmexport.exporter.graphs.hooks import ATTENTION
 from vlmexport.exporter.graphs.meta_model import signature
 from vlmexport.exporter.graphs.traced_module import Template, TraceInput
+
+from tests.support import stored_traces
+
+FOLDER = "VLMEXPORT_KEPT_TRACES"
 
 _trace = traced_module.trace
 _kept: dict[Any, Template] = {}
@@ -65,8 +75,22 @@ def trace(module: Any, function: Callable[..., Any], inputs: Any, outputs: Any, 
     if key is None:
         return _trace(module, function, inputs, outputs, **options)
     if key not in _kept:
-        _kept[key] = _trace(module, function, inputs, outputs, **options)
+        _kept[key] = _stored(key, lambda: _trace(module, function, inputs, outputs, **options))
     return _kept[key]
+
+
+def _stored(key: Any, make: Callable[[], Template]) -> Template:
+    """A trace that another worker has made, or a new one, which the others find."""
+    folder = os.environ.get(FOLDER)
+    name = stored_traces.name_of(key) if folder else None
+    if folder is None or name is None:
+        return make()
+    path = Path(folder) / name
+    template = stored_traces.load(path)
+    if template is None:
+        template = make()
+        stored_traces.save(path, template)
+    return template
 
 
 def key_of(module: Any, function: Any, inputs: Any, outputs: Any, options: Any) -> Any:
@@ -78,7 +102,7 @@ def key_of(module: Any, function: Any, inputs: Any, outputs: Any, options: Any) 
         return (
             signature(module),
             frozenset(_value(child.config) for child in children if hasattr(child, "config")),
-            frozenset((kind, _code(kind.forward)) for kind in classes),
+            frozenset((kind, _methods(kind)) for kind in classes),
             frozenset(map(_functions, sources)),
             _code(AttentionInterface._global_mapping.get(ATTENTION)),
             _value(function),
@@ -92,10 +116,16 @@ class NotComparable(Exception):
     """A value of which it is not known whether it decides a trace."""
 
 
-def _functions(module: ModuleType) -> tuple[tuple[str, Any], ...]:
-    """Functions and classes that the code of a module finds by name."""
-    found = vars(module).items()
-    return tuple((name, _code(value)) for name, value in found if isinstance(value, FunctionType | type))
+def _functions(scope: ModuleType | type) -> tuple[tuple[str, Any], ...]:
+    """Functions and classes that the code of a module finds by name, or methods of a class."""
+    names = vars(scope).items()
+    return tuple((name, _code(value)) for name, value in names if isinstance(value, FunctionType | type))
+
+
+def _methods(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Methods of a class and of what it derives from, without those that all modules have."""
+    bases = [base for base in kind.__mro__ if base not in (object, torch.nn.Module)]
+    return tuple(pair for base in bases for pair in _functions(base))
 
 
 def _read(fields: Any) -> Any:
@@ -119,8 +149,14 @@ def _value(value: Any) -> Any:
     if isinstance(value, FunctionType):
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
         return value.__code__, _value([*closed, *(value.__defaults__ or ())])
+    if isinstance(value, type):
+        return value, _methods(value)
+    if isinstance(value, CustomOpDef):
+        return type(value), value._qualname
     if isinstance(value, PretrainedConfig):
         return type(value), json.dumps(_read(value.to_dict()), sort_keys=True, default=repr)
     if isinstance(value, Language):
         return type(value), type(value).run_layer, _value(value.config)
+    if dataclasses.is_dataclass(value):
+        return type(value), tuple(_value(getattr(value, field.name)) for field in dataclasses.fields(value))
     raise NotComparable(type(value))

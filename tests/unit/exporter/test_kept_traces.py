@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -12,7 +17,8 @@ from transformers.models.llama import modeling_llama
 from vlmexport.exporter.graphs.hooks import export_hooks
 from vlmexport.exporter.graphs.traced_module import Template, TraceInput
 
-from tests.support import kept_traces
+from tests.support import kept_traces, stored_traces
+from tests.support.programs import ROOT, environment
 
 ROWS = [TraceInput("hidden", ("batch", 8))]
 
@@ -55,6 +61,7 @@ def kept_key(**options: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_traces, "_trace", lambda *given, **named: None)
         patch.setattr(kept_traces, "_kept", kept)
+        patch.delenv(kept_traces.FOLDER, raising=False)
         made(**options)
     (key,) = kept
     return key
@@ -75,3 +82,53 @@ def test_hooks_around_a_module_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_incomparable_modules_are_traced_again() -> None:
     assert made(factor=torch.tensor(2.0)) is not made(factor=torch.tensor(2.0))
+
+
+def test_a_trace_from_another_process_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(kept_traces.FOLDER, str(tmp_path))
+    name = stored_traces.name_of(kept_key())
+    monkeypatch.setattr(kept_traces, "_kept", {})
+    first = made()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    monkeypatch.setattr(kept_traces, "_kept", {})  # as another process
+    monkeypatch.setattr(kept_traces, "_trace", None)
+    second = made()
+    assert second is not first and second == dataclasses.replace(first, graph=second.graph)
+    assert onnx_text(second) == onnx_text(first)
+
+
+def test_a_key_has_the_same_name_in_every_process() -> None:
+    code = "from tests.unit.exporter.test_kept_traces import name_of_a_layer; print(name_of_a_layer())"
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment(), cwd=ROOT)
+    assert done.stdout.split()[-1] == name_of_a_layer() != "None"
+
+
+def name_of_a_layer() -> str:
+    """Of a decoder layer with its attention and rotary angles. (pytest rewrites the functions of this file.)"""
+    config = LlamaConfig(hidden_size=8, intermediate_size=16, num_attention_heads=2)
+    layer = modeling_llama.LlamaDecoderLayer(config, 0)
+    return str(
+        stored_traces.name_of(
+            kept_traces.key_of(layer, modeling_llama.rotate_half, ROWS, ("hidden_out",), {})
+        )
+    )
+
+
+def onnx_text(template: Template) -> bytes:
+    """The graph of a template as a file would hold it."""
+    return ir.serde.serialize_model(ir.Model(template.graph, ir_version=10)).SerializeToString(
+        deterministic=True
+    )
+
+
+def test_code_counts_by_content() -> None:
+    def one(x: int) -> int:
+        return x + 1
+
+    def two(x: int) -> int:
+        return x + 2
+
+    names = {stored_traces.name_of(kept_traces._value(function)) for function in (one, two)}
+    assert len(names) == 2 and None not in names
+    assert stored_traces.name_of((object(),)) is None
