@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,12 @@ KINDS = ("unit", "contract", "integration", "recipes")
 def pytest_configure(config: pytest.Config) -> None:
     """Without the slow ones, products need not be collected whole: that alone would take a quarter of a minute."""
     pairs.whole_product = config.option.markexpr != "not slow"
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the garbage collector need not walk through millions of its objects, at 0.7 s each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,6 +88,19 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLMEXPORT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("VLMEXPORT_KEPT_TRACES", str(shared_by_workers(tmp_path_factory) / "traces"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_for_onnx_runtime() -> Iterator[None]:
+    """Of a session that does not ask for more: a pool's idle threads spin, on the processors of other workers."""
+    try:
+        from vlmexport.runtime.engines import onnxruntime
+    except ImportError:  # tests that need none
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "cores", lambda: 1)
         yield
 
 

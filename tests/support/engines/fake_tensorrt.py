@@ -403,7 +403,7 @@ class ExecutionContext:
     def update_device_memory_size_for_shapes(self) -> int:
         """Larger shapes need more, so that the block has to grow now and then."""
         assert not self.infer_shapes(), "shapes are missing"
-        self._need = 512 + 64 * math.prod(self._sizes().values())
+        self._need = 512 + math.prod(self._sizes().values())
         return self._need
 
     def set_device_memory(self, address: int, size: int) -> None:

@@ -16,8 +16,8 @@ from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import get_family
 from vlmexport.runtime.images.processors import preprocess
 
-from tests.unit.runtime.test_llava_layouts import PICTURES as LAYOUT_PICTURES
-from tests.unit.runtime.test_llava_layouts import TALK
+from tests.support.llava_requests import PICTURES as LAYOUT_PICTURES
+from tests.support.llava_requests import TALK
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle

@@ -14,27 +14,14 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import ImageError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
-from vlmexport.runtime.images.synthetic import synthetic_image
+
+from tests.support.llava_requests import PICTURES, TALK, processed, question
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")
-
-# Of three sizes; those for LLaVA-NeXT have different numbers of tiles and rows.
-PICTURES = {
-    "llava": [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (97, 33), (32, 32))],
-    "llava-next": [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (30, 170), (64, 33))],
-}
-TALK: list[dict[str, Any]] = [
-    {
-        "role": "user",
-        "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "the red cup"}],
-    },
-    {"role": "assistant", "content": [{"type": "text", "text": "it is on the table"}]},
-    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is left of the cup"}]},
-]
 
 
 @pytest.fixture(scope="module", params=PICTURES)
@@ -55,16 +42,6 @@ def pictures(family: str) -> list[Image.Image]:
 @pytest.fixture(scope="module")
 def processor(tiny: TinyBundle) -> Any:
     return transformers.AutoProcessor.from_pretrained(tiny.checkpoint, backend="pil")
-
-
-def processed(processor: Any, images: list[Any], messages: list[Any]) -> Any:
-    text = processor.apply_chat_template(messages, add_generation_prompt=True)
-    return processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=False)
-
-
-def question(count: int) -> list[dict[str, Any]]:
-    content = [*[{"type": "image"}] * count, {"type": "text", "text": "the red cup"}]
-    return [{"role": "user", "content": content}]
 
 
 def check_prepared(prepared: Any, inputs: Any, tiny: TinyBundle) -> None:

@@ -20,8 +20,8 @@ from vlmexport.runtime.images.processors.tiles import settings_of
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.tiles import Tiling
 
-from tests.unit.runtime.test_llava_layouts import PICTURES as LAYOUT_PICTURES
-from tests.unit.runtime.test_llava_layouts import TALK, processed, question
+from tests.support.llava_requests import PICTURES as LAYOUT_PICTURES
+from tests.support.llava_requests import TALK, processed, question
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle
