@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .errors import OptionError
-from .foreign_errors import raise_if_foreign
 from .validation import integer, number
 
 GROUPS = ("Input", "Generation", "Training", "Sampling", "Speculation", "Engine", "Output")
@@ -233,8 +232,7 @@ def _declared_option(annotation: Any, owner: type, name: str) -> Option | None:
         if hint is dataclasses.KW_ONLY or ClassVar in (hint, typing.get_origin(hint)):
             return None
         kinds = list(_kinds(hint, owner))
-    except Exception as error:
-        raise_if_foreign(error)
+    except (NameError, SyntaxError) as error:
         raise TypeError(
             f"{place}: its annotation {annotation!r:.200} cannot be evaluated ({type(error).__name__}: {error}); import "
             "what it names outside of TYPE_CHECKING, or quote the TYPE of Annotated[TYPE, KIND(…)]"

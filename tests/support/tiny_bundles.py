@@ -68,8 +68,12 @@ ATTENDING = 2
 SEEING = ("blip2-opt", "llava", "llava-next", "qwen2.5-vl")
 """Checkpoints for which there is a ViSpec draft."""
 
+FUSED: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+FUSED_OPT: dict[str, Any] = {"hidden_size": 128, "word_embed_proj_dim": 128, "num_attention_heads": 4}
+"""Four heads: TensorRT has no fused attention for odd numbers of heads here. Bundles of a family with layers of one size share
+their traces."""
+
 BUNDLES = {
-    # Four heads: TensorRT has no fused attention for odd numbers of heads here.
     # It starts with another token than id 0, as a T5 may.
     "t5": Recipe(
         "blip2-t5",
@@ -80,10 +84,8 @@ BUNDLES = {
     "blip2-opt": Recipe(
         "blip2-opt",
         changes={
+            **FUSED_OPT,
             "seed": 16,
-            "hidden_size": 128,
-            "word_embed_proj_dim": 128,
-            "num_attention_heads": 4,
             "vision_layers": 1,
             "qformer_layers": 1,
         },
@@ -101,29 +103,31 @@ BUNDLES = {
     ),
     "qwen2.5-vl": Recipe(
         "qwen2.5-vl",
-        changes={"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "seed": 30},
+        changes={**FUSED, "seed": 30},
         head="shared",
         taps=(1, 1, 1),
     ),
     # With seed 28 a uniform falls within 2e-7 of a boundary between two tokens, which float32 does not tell apart.
-    "qwen2": Recipe(
-        "qwen2", changes={"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "seed": 37}
-    ),
-    "qwen2-two-cuts": Recipe("qwen2", (1, 2), {"num_hidden_layers": 3}),
+    "qwen2": Recipe("qwen2", changes={**FUSED, "seed": 37}),
+    "qwen2-two-cuts": Recipe("qwen2", (1, 2), {**FUSED, "num_hidden_layers": 3}),
     "t5-two-cuts": Recipe(
         "blip2-t5",
         (1, 2),
-        {"num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1},
+        {"num_heads": 4, "num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1},
     ),
-    "t5-text-two-cuts": Recipe("t5", (1, 2), {"num_layers": 1, "num_decoder_layers": 3}),
+    "t5-text-two-cuts": Recipe("t5", (1, 2), {"num_heads": 4, "num_layers": 1, "num_decoder_layers": 3}),
     "llama-two-cuts": Recipe("llama", (1, 2), {"num_hidden_layers": 3}, head="trimmed", taps=(1, 2, 2)),
     "blip2-opt-two-cuts": Recipe(
-        "blip2-opt", (1, 2), {"num_hidden_layers": 3, "vision_layers": 1, "qformer_layers": 1}
+        "blip2-opt", (1, 2), {**FUSED_OPT, "num_hidden_layers": 3, "vision_layers": 1, "qformer_layers": 1}
     ),
     "llava-two-cuts": Recipe("llava", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "llava-next-two-cuts": Recipe("llava-next", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
-    "qwen2.5-vl-two-cuts": Recipe("qwen2.5-vl", (1, 2), {"num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)),
-    "vit-gpt2-two-cuts": Recipe("vit-gpt2", (1, 2), {"n_layer": 3, "vision_layers": 1}),
+    "qwen2.5-vl-two-cuts": Recipe(
+        "qwen2.5-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)
+    ),
+    "vit-gpt2-two-cuts": Recipe(
+        "vit-gpt2", (1, 2), {"n_embd": 128, "n_head": 4, "n_layer": 3, "vision_layers": 1}
+    ),
 }
 BUNDLES |= {
     f"{name}-{precision}{cuts}": replace(BUNDLES[f"{name}{cuts}"], precision=precision)

@@ -244,7 +244,7 @@ def campaign(*words: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
 
-QUICK = ("export-draft", "tune --merge")
+QUICK = ("tune --merge",)
 
 
 @pytest.mark.parametrize(
