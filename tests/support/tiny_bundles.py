@@ -113,7 +113,7 @@ BUNDLES = {
     "t5-two-cuts": Recipe(
         "blip2-t5",
         (1, 2),
-        {"num_heads": 4, "num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1},
+        {"num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1},
     ),
     "t5-text-two-cuts": Recipe("t5", (1, 2), {"num_heads": 4, "num_layers": 1, "num_decoder_layers": 3}),
     "llama-two-cuts": Recipe("llama", (1, 2), {"num_hidden_layers": 3}, head="trimmed", taps=(1, 2, 2)),
