@@ -8,7 +8,6 @@ shown as what it stands for. The text between two marks is this script's.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from vlmexport.runtime.graphs.role import GraphRole, Shape, Values
 from vlmexport.runtime.graphs.text_layout import TextLayout
 
 from docs.generate.markdown import table
+from docs.generate.marked import refresh, replace_between
 
 DOCUMENTS = tuple(
     Path(__file__).resolve().parents[1] / "reference" / name
@@ -235,19 +235,13 @@ def written(text: str) -> str:
         begin, end = BEGIN.format(section), END.format(section)
         if begin not in text:
             continue
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n\n{_section(roles)}\n\n{end}{rest.split(end)[1]}"
+        text = replace_between(text, begin, end, f"\n\n{_section(roles)}\n\n")
     return text
 
 
 def main() -> None:
     """See the module."""
-    for document in DOCUMENTS:
-        text = document.read_text("utf-8")
-        if "--check" not in sys.argv[1:]:
-            document.write_text(written(text), "utf-8")
-        elif written(text) != text:
-            sys.exit(f"{document} is stale: python -m docs.generate.graphs")
+    refresh(DOCUMENTS, written, "docs.generate.graphs")
 
 
 if __name__ == "__main__":

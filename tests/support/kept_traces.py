@@ -43,8 +43,9 @@ UNREAD = frozenset(
     (
         "_name_or_path", "architectures", "auto_map", "bos_token_id", "decoder_start_token_id", "dtype", "eos_token_id", "id2label",
         "initializer_factor", "initializer_range", "label2id", "layer_types", "max_position_embeddings", "max_window_layers",
-        "n_layer", "n_positions", "num_decoder_layers", "num_hidden_layers", "num_layers", "output_past", "pad_token_id", "pretraining_tp", "problem_type", "sep_token_id", "task_specific_params",
-        "tie_word_embeddings", "transformers_version", "use_cache", "vocab_size",
+        "n_layer", "n_positions", "num_decoder_layers", "num_hidden_layers", "num_layers", "output_past", "pad_token_id",
+        "pretraining_tp", "problem_type", "sep_token_id", "task_specific_params", "tie_word_embeddings",
+        "transformers_version", "use_cache", "vocab_size",
     )
 )  # fmt: skip
 """Fields of configurations that no layer reads: where a model lies, ids of tokens, how its weights were drawn, how many layers

@@ -36,11 +36,17 @@ def name_of(key: Any) -> str | None:
 def save(path: Path, template: Template) -> None:
     """Write a trace whole: a reader sees all of it or nothing. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    model = ir.serde.serialize_model(ir.Model(template.graph, ir_version=10))
-    content = model.SerializeToString(), template.inputs, template.outputs, dict(template.weights)
+    content = onnx_file(template), template.inputs, template.outputs, dict(template.weights)
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_bytes(pickle.dumps(content))
     part.replace(path)
+
+
+def onnx_file(template: Template) -> bytes:
+    """The graph of a template as a file holds it."""
+    return ir.serde.serialize_model(ir.Model(template.graph, ir_version=10)).SerializeToString(
+        deterministic=True
+    )
 
 
 def load(path: Path) -> Template | None:

@@ -5,10 +5,10 @@ The text between the two marks is this script's.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from docs.generate.marked import refresh, replace_between
 from tests.support.published.layouts import Layout, layouts
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "models.md"
@@ -59,17 +59,12 @@ def _releases(found: list[str | None]) -> str:
 
 def written(text: str) -> str:
     """The document with today's table between its marks."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(layouts())}\n{END}{rest.split(END)[1]}"
+    return replace_between(text, BEGIN, END, f"\n{table(layouts())}\n")
 
 
 def main() -> None:
     """See the module."""
-    text = DOCUMENT.read_text("utf-8")
-    if "--check" not in sys.argv[1:]:
-        DOCUMENT.write_text(written(text), "utf-8")
-    elif written(text) != text:
-        sys.exit(f"{DOCUMENT} is stale: python -m tests.integration.published.table")
+    refresh([DOCUMENT], written, "tests.integration.published.table")
 
 
 if __name__ == "__main__":

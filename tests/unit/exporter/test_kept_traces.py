@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -94,7 +93,7 @@ def test_a_trace_from_another_process_is_the_same(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kept_traces, "_trace", None)
     second = made()
     assert second is not first and second == dataclasses.replace(first, graph=second.graph)
-    assert onnx_text(second) == onnx_text(first)
+    assert stored_traces.onnx_file(second) == stored_traces.onnx_file(first)
 
 
 def test_a_key_has_the_same_name_in_every_process() -> None:
@@ -112,13 +111,6 @@ def name_of_a_layer() -> str:
         stored_traces.name_of(
             kept_traces.key_of(layer, modeling_llama.rotate_half, ROWS, ("hidden_out",), {})
         )
-    )
-
-
-def onnx_text(template: Template) -> bytes:
-    """The graph of a template as a file would hold it."""
-    return ir.serde.serialize_model(ir.Model(template.graph, ir_version=10)).SerializeToString(
-        deterministic=True
     )
 
 

@@ -15,6 +15,7 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import ImageError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
 
+from tests.support.answers import check_answer
 from tests.support.llava_requests import PICTURES, TALK, processed, question
 
 if TYPE_CHECKING:
@@ -134,14 +135,7 @@ def test_answers_equal_transformers(
 ) -> None:
     model = transformers.AutoModelForImageTextToText.from_pretrained(tiny.checkpoint).eval()
     pictures = pictures[: sum(part["type"] == "image" for turn in messages for part in turn["content"])]
-    inputs = processed(processor, pictures, messages)
-    with torch.inference_mode():
-        out = model.generate(**inputs, max_new_tokens=24, do_sample=False)
-    want = out[0, inputs["input_ids"].shape[1] :].tolist()
-    with Session.load(tiny.path) as session:
-        for options in ({"draft": "none"}, {"draft": "medusa", "draft_nodes": 8}, {"draft": "imitation"}):
-            found = session.generate(image=pictures, prompt=messages, max_new_tokens=24, **options)
-            assert found.tokens == want
+    check_answer(tiny, model, processed(processor, pictures, messages), pictures, messages)
 
 
 def test_batch_with_different_numbers_of_pictures(tiny: TinyBundle, pictures: list[Any]) -> None:

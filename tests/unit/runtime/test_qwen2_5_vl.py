@@ -17,6 +17,8 @@ from vlmexport.runtime.images.processors.patches import settings_of
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.windows import patchified, windows
 
+from tests.support.answers import check_answer
+
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle
 
@@ -147,13 +149,7 @@ def test_answers_equal_transformers(
     pictures = PICTURES[: sum(part["type"] == "image" for part in parts)]
     inputs = made(processor, pictures, messages)
     inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).long()
-    with torch.inference_mode():
-        out = model.generate(**inputs, max_new_tokens=24, do_sample=False)
-    want = out[0, inputs["input_ids"].shape[1] :].tolist()
-    with Session.load(tiny.path) as session:
-        for options in ({"draft": "none"}, {"draft": "medusa", "draft_nodes": 8}, {"draft": "imitation"}):
-            found = session.generate(image=pictures, prompt=messages, max_new_tokens=24, **options)
-            assert found.tokens == want
+    check_answer(tiny, model, inputs, pictures, messages)
 
 
 def test_batch_with_different_numbers_of_pictures(tiny: TinyBundle) -> None:
