@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.common.errors import ExportError
+from ..quantization.blocks import BLOCK
 from .dtypes import ONNX
 from .hooks import OPSET
-from .quantize import BLOCK
 from .traced_module import Template
 from .weights import WeightRef, WeightStore
 

@@ -24,8 +24,8 @@ from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.graphs.role import Values
 from ..checkpoint.tensors import Place, TensorFiles
 from ..common.write_errors import FULL
+from ..quantization.blocks import BLOCK, INTEGERS, SCALES, packed
 from .dtypes import ONNX, TORCH, stored_bytes
-from .quantize import BLOCK, INTEGERS, SCALES, packed
 
 WEIGHTS_FILE = "weights.bin"
 CHUNK = 1 << 20  # numbers looked at together

@@ -20,7 +20,7 @@ from ..drafts.common.base import Draft
 from ..families.common.base import Family
 from ..families.common.layer_skip import disregarded
 from ..families.registry import family_for
-from ..graphs.quantize import LIMITS
+from ..quantization.blocks import LIMITS
 from .capture import Captured, capture
 from .compare import compare_graphs
 from .errors import float32_errors

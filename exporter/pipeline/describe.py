@@ -36,8 +36,8 @@ from ..drafts.selection import DraftSelection
 from ..families.common.base import Family
 from ..families.common.parts import GraphSpec
 from ..graphs.dtypes import NAMES
-from ..graphs.quantize import LIMITS, SCALES
 from ..graphs.weights import WEIGHTS_FILE, WeightRef, WeightStore
+from ..quantization.blocks import LIMITS, SCALES
 from .generation import describe_generation
 from .request import BuildRequest
 from .text import describe_text

@@ -16,7 +16,6 @@ import onnxruntime as ort
 import pytest
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.exporter.graphs.quantize import LIMITS, SCALES
 from vlmexport.exporter.parity.capture import Captured, capture
 from vlmexport.exporter.parity.compare import compare_graphs
 from vlmexport.exporter.parity.errors import float32_errors
@@ -26,6 +25,7 @@ from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import ParityRow
 from vlmexport.exporter.pipeline import BuildRequest
 from vlmexport.exporter.pipeline.dry_run import dry_run
+from vlmexport.exporter.quantization.blocks import LIMITS, SCALES
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle

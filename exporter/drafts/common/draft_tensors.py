@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ...graphs.quantize import BLOCK, INTEGERS, SCALES, dequantize, quantizable, quantize
+from ...quantization.blocks import BLOCK, INTEGERS, SCALES, dequantize, quantizable, quantize
 
 
 class DraftTensors:
     """Tensors under names that cannot collide with the target's: `draft.` and the draft's name before each.
 
     With a `precision` ("int8", "int4") every matrix of whole blocks is there as its integers and its scales, too
-    (`exporter/graphs/quantize.py`); `quantized` names them.
+    (`exporter/quantization/blocks.py`); `quantized` names them.
     """
 
     PREFIX = "draft."

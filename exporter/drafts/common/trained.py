@@ -17,7 +17,7 @@ from torch import nn
 from ....runtime.common.errors import ExportError, OptionError
 from ...checkpoint.plain import dtype_name, plain_problem, weight_problem
 from ...graphs.dtypes import TORCH
-from ...graphs.quantize import BLOCK
+from ...quantization.blocks import BLOCK
 from .base import Draft
 from .draft_tensors import DraftTensors, dequantized, matrices
 from .files import (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vlmexport.exporter.drafts.common.draft_tensors import DraftTensors, dequantized
 from vlmexport.exporter.graphs.dtypes import stored_bytes
-from vlmexport.exporter.graphs.quantize import (
+from vlmexport.exporter.quantization.blocks import (
     BLOCK,
     LIMITS,
     SMALLEST,
