@@ -24,7 +24,8 @@ from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.graphs.role import Values
 from ..checkpoint.tensors import Place, TensorFiles
 from ..common.write_errors import FULL
-from ..quantization.blocks import BLOCK, INTEGERS, SCALES, packed
+from ..quantization.blocks import BLOCK, packed
+from ..quantization.matrix import INTEGERS, SCALES
 from .dtypes import ONNX, TORCH, stored_bytes
 
 WEIGHTS_FILE = "weights.bin"

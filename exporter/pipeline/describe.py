@@ -37,7 +37,8 @@ from ..families.common.base import Family
 from ..families.common.parts import GraphSpec
 from ..graphs.dtypes import NAMES
 from ..graphs.weights import WEIGHTS_FILE, WeightRef, WeightStore
-from ..quantization.blocks import LIMITS, SCALES
+from ..quantization.blocks import LIMITS
+from ..quantization.matrix import SCALES
 from .generation import describe_generation
 from .request import BuildRequest
 from .text import describe_text

@@ -1,9 +1,8 @@
-"""Matrices of drafts as block-scaled integers: `DequantizeLinear` in front of the product that reads them.
+"""Matrices as block-scaled integers: `DequantizeLinear` in front of the product that reads them.
 
-Pure functions. A matrix [out, in] is cut into blocks of `BLOCK` inputs; each block has a scale, and its numbers are
-integers of 8 or 4 bits times that scale. There is no zero point: TensorRT takes none, and weights lie around zero. Only
-what a draft brings along is stored so, never what the target reads: a draft is right or wrong, so that the tokens of the
-output stay the target's.
+Pure functions. A matrix [out, in] is cut into blocks of inputs; each block of an output has a scale, and its numbers are
+integers of 8 or 4 bits times that scale. What is rounded here has no zero point: TensorRT takes none, and weights lie around
+zero. Published checkpoints may have them.
 """
 
 from __future__ import annotations
@@ -18,6 +17,9 @@ from ..common.precisions import INTEGERS as INTEGER_TYPES
 BLOCK = 32
 """Inputs that share a scale: the smallest block for which every engine at hand has a kernel."""
 
+ROWS = 256
+"""Outputs that are rounded together: so many stay in a processor's cache, which makes it four times as fast."""
+
 LIMITS: dict[str, int] = dict(zip(INTEGER_TYPES, (127, 7), strict=True))
 """dtype → the integer that the largest number of a block becomes; one more fits below zero."""
 
@@ -28,24 +30,26 @@ a negative extreme is the integer −8."""
 SMALLEST = 2.0**-24
 """Smallest scale: what float16 can still hold, for a scale must be positive."""
 
-INTEGERS, SCALES = "/integers", "/scales"
-"""What stands behind a matrix's name in the names of the two tensors that it becomes."""
 
-
-def quantizable(shape: Sequence[int]) -> bool:
+def quantizable(shape: Sequence[int], block: int = BLOCK) -> bool:
     """Whether a tensor of that shape, [out, in] as PyTorch keeps it, is a matrix of whole blocks."""
-    return len(shape) == 2 and shape[1] > 0 and shape[1] % BLOCK == 0
+    return len(shape) == 2 and shape[1] > 0 and shape[1] % block == 0
 
 
-def quantize(matrix: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
-    """(integers int8 [out, in], scales float32 [out, in / BLOCK]) of a float matrix [out, in], which `quantizable` knows.
+def quantize(matrix: Tensor, dtype: str, block: int = BLOCK) -> tuple[Tensor, Tensor]:
+    """(integers int8 [out, in], scales float32 [out, in / block]) of a float matrix [out, in], which `quantizable` knows.
 
     `dtype` is a key of `LIMITS`; integers of int4 lie in −8 … 7. Of the scales tried, each block gets the one with the
     least squared error; the first of them clips nothing, so that no block is further off than by plain rounding. A number
     that is not finite makes its block's scale so, and whoever stores that refuses it.
     """
+    parts = [_quantize(rows, dtype, block) for rows in matrix.detach().split(ROWS)]
+    return torch.cat([integers for integers, _ in parts]), torch.cat([scales for _, scales in parts])
+
+
+def _quantize(matrix: Tensor, dtype: str, block: int) -> tuple[Tensor, Tensor]:
     limit = LIMITS[dtype]
-    blocks = matrix.detach().float().reshape(matrix.shape[0], -1, BLOCK)
+    blocks = matrix.float().reshape(matrix.shape[0], -1, block)
     peak = blocks.abs().amax(-1)
     best = torch.full_like(peak, torch.inf)
     scales, integers = torch.empty_like(peak), torch.empty_like(blocks, dtype=torch.int8)
@@ -60,9 +64,13 @@ def quantize(matrix: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
     return integers.reshape(matrix.shape), scales
 
 
-def dequantize(integers: Tensor, scales: Tensor) -> Tensor:
-    """The matrix float32 [out, in] that `DequantizeLinear` makes of what `quantize` gave; `scales` of any float type."""
-    return (integers.unflatten(1, (-1, BLOCK)).float() * scales.float()[..., None]).flatten(1)
+def dequantize(integers: Tensor, scales: Tensor, zero_points: Tensor | None = None) -> Tensor:
+    """The matrix float32 [out, in] that `DequantizeLinear` makes of `integers` [out, in], `scales` of any float type and
+    `zero_points` of any integer type, both [out, in / block]."""
+    blocks = integers.unflatten(1, (scales.shape[1], -1)).float()
+    if zero_points is not None:
+        blocks = blocks - zero_points.float()[..., None]
+    return (blocks * scales.float()[..., None]).flatten(1)
 
 
 def packed(integers: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import ParityRow
 from vlmexport.exporter.pipeline import BuildRequest
 from vlmexport.exporter.pipeline.dry_run import dry_run
-from vlmexport.exporter.quantization.blocks import LIMITS, SCALES
+from vlmexport.exporter.quantization.blocks import LIMITS
+from vlmexport.exporter.quantization.matrix import SCALES
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle

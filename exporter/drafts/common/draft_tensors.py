@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ...quantization.blocks import BLOCK, INTEGERS, SCALES, dequantize, quantizable, quantize
+from ...quantization.blocks import BLOCK, dequantize, quantizable, quantize
+from ...quantization.matrix import SCALES, matrix_of
 
 
 class DraftTensors:
@@ -25,25 +26,25 @@ class DraftTensors:
         """Matrices that are integers → their type."""
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors or _matrix(name) in self.quantized
+        return name in self._tensors or matrix_of(name) in self.quantized
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
     def order(self, name: str) -> tuple[int, int]:
         """After every shard of the target."""
-        return 1_000_000, list(self._tensors).index(_matrix(name))
+        return 1_000_000, list(self._tensors).index(matrix_of(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
-        shape = tuple(self._tensors[_matrix(name)].shape)
+        shape = tuple(self._tensors[matrix_of(name)].shape)
         return (shape[0], shape[1] // BLOCK) if name.endswith(SCALES) else shape
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor: float32, integers as int8 or int64."""
         if name in self._tensors:
             return self._tensors[name]
-        matrix = _matrix(name)
+        matrix = matrix_of(name)
         integers, scales = quantize(self._tensors[matrix], self.quantized[matrix])
         return scales if name.endswith(SCALES) else integers
 
@@ -64,8 +65,3 @@ def dequantized(
         integers, factors = quantize(tensors[name], precision)
         weights[name] = dequantize(integers, factors.to(scales))
     return weights
-
-
-def _matrix(name: str) -> str:
-    """The matrix whose integers or scales are called `name`; any other tensor's own name."""
-    return name.removesuffix(INTEGERS).removesuffix(SCALES)

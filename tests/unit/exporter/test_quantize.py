@@ -50,7 +50,8 @@ def test_block_error_is_within_rounding(matrix: torch.Tensor, dtype: str) -> Non
     usual = wanted.abs().amax(-1, keepdim=True).clamp(min=SMALLEST * limit) / limit
     rounded = (wanted / usual).round() * usual
     squares, bound = ((each - wanted).square().sum(-1) for each in (found, rounded))
-    assert (squares <= bound * (1 + 1e-5) + 1e-30).all()
+    # An integer times its scale is rounded to float32: up to 127 × 2⁻²⁴ of a scale, where errors are 0.29 of one.
+    assert (squares <= bound * (1 + 1e-4) + 1e-30).all()
     if dtype == "int8":  # nothing is clipped
         assert ((found - wanted).abs() <= usual * 0.5001).all()
 

@@ -1,0 +1,34 @@
+"""How one matrix is stored as integers, and the names of the tensors that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .blocks import BLOCK
+
+INTEGERS, SCALES, ZERO_POINTS, ORDER = "/integers", "/scales", "/zero_points", "/order"
+"""What stands behind a matrix's name in the names of the tensors that it becomes: int8 [out, in], float32
+[out, in / block], int8 [out, in / block] and int32 [in]. The last two are there where `QuantizedMatrix` says so."""
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A matrix [out, in] of integers.
+
+    `dtype` is int8 or int4, whose integers lie in −8 … 7; `block` inputs share a scale, and a zero point where there are
+    `zero_points`. With an `order`, column i of the integers belongs to input `order[i]`: blocks are of inputs that do not
+    stand side by side (`g_idx` of GPTQ).
+    """
+
+    dtype: str
+    block: int = BLOCK
+    zero_points: bool = False
+    order: bool = False
+
+
+def matrix_of(name: str) -> str:
+    """The name of the matrix that a tensor of `name` is a part of, or `name` itself."""
+    for suffix in (INTEGERS, SCALES, ZERO_POINTS, ORDER):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
