@@ -135,6 +135,7 @@ def describe_graph(spec: GraphSpec) -> GraphInfo:
         role=spec.role,
         float32=spec.wide_file,
         folded=spec.folded_file,
+        float32_folded=spec.wide_folded_file,
         parameters=count(external_weights(spec.model)),
         integers=count(weight for weight in external_weights(spec.model) if NAMES[weight.dtype] in LIMITS)
         or None,

@@ -49,7 +49,9 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
 
     def add(spec: GraphSpec) -> None:
         spec = _in_precision(spec, precision, prepared) if precision.narrow else spec
-        graphs.append(replace(spec, folded=folded_form(spec.model)))
+        # A CPU computes a quantized target in the folded form, for the same bits at every width.
+        wide = None if spec.wide is None or manifest.target_weights is None else folded_form(spec.wide)
+        graphs.append(replace(spec, folded=folded_form(spec.model), wide_folded=wide))
         if progress:
             progress("graphs", len(graphs), total)
 

@@ -25,7 +25,7 @@ def check_listed(manifest: Manifest) -> None:
     for name, graph in manifest.graphs.items():
         if graph.file not in manifest.files:
             raise failure(f"graphs.{name}.file", graph.file, "listed under 'files'")
-        for form in ("float32", "folded"):
+        for form in ("float32", "folded", "float32_folded"):
             file = getattr(graph, form)
             if file is not None and file not in manifest.files:
                 raise failure(f"graphs.{name}.{form}", file, "listed under 'files'")

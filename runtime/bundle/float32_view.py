@@ -45,7 +45,8 @@ def _widened(name: str, graph: GraphInfo) -> GraphInfo:
         graph,
         file=graph.float32,
         float32=None,
-        folded=None,
+        folded=graph.float32_folded,
+        float32_folded=None,
         inputs=[_value(value) for value in graph.inputs],
         outputs=[_value(value) for value in graph.outputs],
     )

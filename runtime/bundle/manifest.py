@@ -39,6 +39,7 @@ from .schema import (
     optional,
     string,
 )
+from .target_weights import TargetWeights
 
 STORED_ADAPTIVE = (*ADAPTIVE, "logistic")
 """What manifests may say; "logistic", which an older release had, is served as "session"."""
@@ -225,7 +226,7 @@ class GraphInfo(Part):
     those of them that are integers (of a draft, whose `weights_dtype` says of which type). `float32` is
     the file of the same graph that computes in float32 on weights of another type, null in a bundle of float32. `folded`
     is the file of the same graph without groups of queries that share a key/value head, null where it has none, and in
-    bundles of older versions. Graphs of roles that this version does not know belong to drafts that it does not know,
+    bundles of older versions; `float32_folded` is that of `float32`, in bundles with `target_weights`. Graphs of roles that this version does not know belong to drafts that it does not know,
     and are ignored with them."""
 
     file: str = checked(file_name)
@@ -235,6 +236,7 @@ class GraphInfo(Part):
     layers: list[int] | None = checked(optional(list_of(integer(0, 1024), 2, exactly=2)), default=None)
     float32: str | None = checked(optional(file_name), default=None)
     folded: str | None = checked(optional(file_name), default=None)
+    float32_folded: str | None = checked(optional(file_name), default=None)
     parameters: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     integers: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -316,7 +318,8 @@ class Manifest(Part):
 
     `weights_dtype` is how weights are stored, `compute_dtype` what hidden states between graphs hold, `cache_dtype`
     what the key/value cache holds; an engine may compute and cache in a wider type. `costs` holds measured pass times
-    by machine, and what pays there; `acceptance` what drafts accepted, on any machine. `sha256` is what a file said of
+    by machine, and what pays there; `acceptance` what drafts accepted, on any machine. `target_weights` says how the
+    target's own matrices are stored where they are integers; `certificates` what `verify --certificate` counted. `sha256` is what a file said of
     its other fields when it was read (`checksum.py`); writers compute it anew.
     """
 
@@ -339,11 +342,13 @@ class Manifest(Part):
     image: ImageInfo | None = checked(optional(ImageInfo.parse), default=None)
     encoder: EncoderInfo | None = checked(optional(EncoderInfo.parse), default=None)
     verify_width: int | None = checked(optional(integer(2, 4096)), default=None)
+    target_weights: TargetWeights | None = checked(optional(TargetWeights.parse), default=None)
     generation: GenerationInfo = checked(GenerationInfo.parse, default_factory=GenerationInfo)
     costs: list[dict[str, Any]] = checked(list_of(json_object, 1000), default_factory=list)
     acceptance: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
     parity: list[dict[str, Any]] = checked(list_of(json_object, 100_000), default_factory=list)
     plans: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
+    certificates: list[dict[str, Any]] = checked(list_of(json_object, 1000), default_factory=list)
     sha256: str | None = checked(optional(string(64)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 

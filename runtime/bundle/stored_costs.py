@@ -140,6 +140,10 @@ class StoredCosts(Part):
         mapping_of(_StoredDraft.parse, string(100), 100), default_factory=dict
     )
     choice: StoredChoice | None = checked(optional(StoredChoice.parse), default=None)
+    least_width: int | None = checked(optional(integer(1, 4096)), default=None)
+    """From which width on `kernels` give a row of one sequence the same bits; None: nobody looked, or no such width."""
+    kernels: str | None = checked(optional(string(200)), default=None)
+    """Engine and version that `least_width` was found of."""
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -199,6 +203,13 @@ def find_costs(manifest: Manifest, machine: str, threads: int) -> StoredCosts | 
     """The latest entry that was stored on `machine` with `threads`. Raises `BundleError` for an entry that is not one."""
     here = [entry for entry in every_costs(manifest) if (entry.machine, entry.threads) == (machine, threads)]
     return here[-1] if here else None
+
+
+def stored_least_width(manifest: Manifest, machine: str, threads: int, kernels: str) -> int | None:
+    """The least width that was found on `machine` with `threads` of these `kernels`, or None. Raises `BundleError` for an
+    entry that is not one."""
+    entry = find_costs(manifest, machine, threads)
+    return None if entry is None or entry.kernels != kernels else entry.least_width
 
 
 def every_costs(manifest: Manifest) -> list[StoredCosts]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..bundle.manifest import Manifest
 from ..common.errors import CapacityError, OptionError, PromptError
+from ..common.validation import integer
 from ..engines.base import DTYPES, Engine, View
 from .commit import Commit
 from .device_cycle import OnDevice, is_supported
@@ -85,6 +86,8 @@ class Decoder:
         engine, info, limits = self.engine, self.manifest.decoder, self.manifest.limits
         # A frozen cache is as long as the bundle's limits, however short the session's requests are.
         capacity = (limits.max_length if engine.static_cache else self.max_length) + self.max_width
+        if self.manifest.target_weights is not None and not engine.static_cache:
+            capacity += self.max_width - 1  # for the rows of a least width, whichever it will be
         dtype = engine.dtype("segment.0", "key_cache.0")
         arena = KVArena(
             engine, info.num_layers, info.num_kv_heads, info.head_dim, dtype, capacity, max_batch,
@@ -100,6 +103,19 @@ class Decoder:
                 f"{arena.aligned(capacity)} rows"
             )
         return arena
+
+    def set_least_width(self, width: int) -> None:
+        """Pad every pass up to `width` tokens per sequence from now on; nothing may be cached. 1: as many as there are.
+
+        Where the cache cannot be longer than the bundle says, `max_length` becomes `width` − 1 shorter. Raises
+        `OptionError` for a width that no pass may have.
+        """
+        width = integer("least_width (of this bundle)", width, 1, self.max_width)
+        self.passes.least_width = width
+        self.max_length = min(self.max_length, self.arena.capacity - self.max_width - width + 1)
+        self.passes.cache.clear()
+        self.heads.clear()
+        self.reset()
 
     # --- the sequences ---
 
@@ -212,6 +228,7 @@ class Decoder:
             chunk = hidden_states[start - before : start - before + self._prefill_width]
             used = len(chunk)
             width = used if used <= 2 else -(-used // PREFILL_STEP) * PREFILL_STEP
+            width = max(width, self.passes.least_width)
             width = min(width, self._prefill_width, self.arena.capacity - start)
             if self.arena.reserve(width, batch_index) or self._moved:
                 self._forget_moved()
@@ -235,10 +252,14 @@ class Decoder:
             raise CapacityError(
                 f"a cycle of width {width}; the bundle was built with {limit} {self.widest_tree}"
             )
-        if self.arena.reserve(self.passes.padded(width)) or self._moved:
-            self._forget_moved()
+        self.reserve(self.passes.reserve(width))
         self.exit_count = 0
         self._passed = [[] for _ in range(self.arena.batch)]
+
+    def reserve(self, slots: int) -> None:
+        """Bind caches that hold so many slots after every sequence. Raises `CapacityError`."""
+        if self.arena.reserve(slots) or self._moved:
+            self._forget_moved()
 
     def trunk(self, cut: int, tokens: Sequence[int], trees: Sequence[TokenTree] | None = None) -> None:
         """Run segments 0..cut−1 over the next token of every sequence; their hidden states after every segment become
@@ -249,6 +270,8 @@ class Decoder:
         forward_pass = self._cache.get((0, cut, width, step, 0, batch)) or passes.prepare(0, cut, width, step)
         self.exit_count = step + 1
         if passes.verify_width is None:
+            if width > 1:  # rows behind a token lie where later steps write
+                tokens = [token for token in tokens for _ in range(width)]
             passes.run(forward_pass, tokens, trees, step)
             return
         # Nodes that have passed pass again, each in its own place and slot: a pass of this width has room for no others.
@@ -277,10 +300,11 @@ class Decoder:
         self.exits.last_tail = passes.number, cut, count
 
     def full(self, *trees: TokenTree) -> None:
-        """Run all segments over one tree per sequence, padded to the widest, or to `verify_width`. Follow with `head`.
+        """Run all segments over one tree per sequence, padded to the widest, to the least width or to `verify_width`.
+        Follow with `head`.
 
-        The logits of node i of sequence b are at b × width + i, where width is the largest tree's size, or
-        `verify_width`.
+        The logits of node i of sequence b are at b × width + i, where width is the largest tree's size, or what it is
+        padded to.
         """
         passes, batch, end, tokens = self.passes, self.arena.batch, self._end, trees[0].tokens
         assert len(trees) == batch, f"{len(trees)} trees for a batch of {batch}"
@@ -303,18 +327,18 @@ class Decoder:
 
     def head_of(self, trees: Sequence[TokenTree]) -> TargetLogits:
         """What the target says after the nodes of `trees`, one tree after the other, after `full` or `tail`."""
-        last, num_tokens = self.passes.last, 0
-        width = last.width
+        passes, num_tokens = self.passes, 0
+        last, width = passes.last, passes.last.width
         for tree in trees:
             num_tokens += len(tree.tokens)
         most = len(trees) * width
-        if num_tokens == most or (self.passes.verify_width is not None and len(trees) == 1):
+        if num_tokens == most or (passes.is_padded and len(trees) == 1):
             return (last.heads.get(most) or self.heads.over_first(last, most)).run()
         places: list[int] = []
         for number, tree in enumerate(trees):
             places += range(number * width, number * width + len(tree))
-        if self.passes.verify_width is not None:
-            places += places[-1:] * (most - num_tokens)
+        least = passes.least_width if passes.verify_width is None else most
+        places += places[-1:] * (least - num_tokens)
         return self.heads.over(last, places).run()
 
     def accept(self, tree: TokenTree, path: Sequence[int], batch_index: int = 0) -> None:

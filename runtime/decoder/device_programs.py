@@ -61,16 +61,19 @@ class DevicePrograms:
         """`count` tokens drafted behind the exit states after `cut` segments, and the tail over all of them."""
         passes, engine, chain = self._passes, self._engine, self._device_passes.chain
         # With a `verify_width` every pass is over all nodes that there will be, from the first slot on; those that are not
-        # drafted yet are the pending token.
+        # drafted yet are the pending token. With a least width it stands behind the one token of a step.
         fixed, width, wide = passes.verify_width is not None, passes.padded(count + 1), passes.padded(1)
         steps, together = 0 if fixed else count, fixed or graph is not None
-        transfers, kept = self._draft_transfers(wide, width, count, graph, steps, draft_sizes(sent))
+        each = 1 if fixed else wide
+        transfers, kept = self._draft_transfers(wide, width, count, graph, steps, draft_sizes(sent), each)
         up, inputs = transfers.up, transfers.draft_inputs(sent)
         token, trunks, calls = up.view("tokens", 1, wide), [], []
         if together:
             calls.append(engine.copy(kept.view("all", 1, wide), token))
         if fixed:
             token = kept.view("all", 1, wide)
+        elif wide > 1:
+            calls += [engine.copy(kept.view(f"token.{number}", 1, wide), token) for number in range(count)]
         for number in range(count + 1):
             trunk = passes.prepare(0, cut, wide, number)
             trunks.append(trunk)
@@ -83,7 +86,7 @@ class DevicePrograms:
             head = partial(draft.draft_step, hidden, number=number, sent=inputs)
             calls += self._draft(head, number, transfers, kept, together)
             if not fixed:
-                token = kept.view(f"token.{number}", 1, 1)
+                token = kept.view(f"token.{number}", 1, wide)
         tail = passes.prepare(cut, self._end, width)
         calls += self._exits.copies(tail, cut, count + 1)
         calls += self._device_passes.bind(tail, up, 0, chain(width))
@@ -165,12 +168,14 @@ class DevicePrograms:
         graph: str | None,
         steps: int,
         own: Mapping[str, int] | None = None,
+        each: int = 1,
     ) -> tuple[Transfers, Fields]:
         """Transfers of a cycle that is sent so many places of the pending token, fields of the draft's `own`, and drafts
-        `count` tokens; and, on the device, each of these where it can be bound, and all of a pass in a row."""
+        `count` tokens; and, on the device, each of these where it can be bound as the first of `each`, and all of a pass
+        in a row."""
         sizes = {"all": width * INT}
         for number in range(count):
-            sizes |= {f"token.{number}": INT, f"finite.{number}": FLAG}
+            sizes |= {f"token.{number}": each * INT, f"finite.{number}": FLAG}
         results = {"drafted": count * INT, "drafts_finite": count * FLAG}
         sizes_up = {"tokens": num_positions * INT, **(own or {})}
         transfers = self._transfers(width, graph, sizes_up, results, steps)

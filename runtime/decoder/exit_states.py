@@ -75,15 +75,15 @@ class ExitStates:
             return []
         return self._copies(forward_pass.input.buffer, cut, forward_pass.batch, forward_pass.width, count)
 
-    def copies_of_nodes(self, cut: int, step: int, hidden_states: View) -> list[Call]:
-        """What makes exit states of `step` of those of that number in `hidden_states` [batch, width, E], which left
+    def copies_of_nodes(self, cut: int, step: int, hidden_states: View, node: int) -> list[Call]:
+        """What makes exit states of `step` of those of number `node` in `hidden_states` [batch, width, E], which left
         segment `cut` − 1."""
         (batch, width, size), stride = hidden_states.shape, self._stride(hidden_states.shape[0])
         return [
             self._engine.copy(
                 self.buffers[cut].view((1, 1, size), self._dtype, step * stride + batch_index * size),
                 hidden_states.buffer.view(
-                    (1, 1, size), self._dtype, hidden_states.offset + (batch_index * width + step) * size
+                    (1, 1, size), self._dtype, hidden_states.offset + (batch_index * width + node) * size
                 ),
             )
             for batch_index in range(batch)

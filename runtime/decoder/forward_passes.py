@@ -46,6 +46,9 @@ class ForwardPasses:
         self.verify_width = manifest.verify_width
         """Tokens of every pass but prefill, where kernels give other bits at other widths; None: as many as are
         verified."""
+        self.least_width = 1
+        """Tokens of the narrowest pass of a sequence, where kernels give other bits at fewer; at most `max_width`
+        (`Decoder.set_least_width`)."""
         info = self._info = manifest.decoder
         capacity, size = arena.capacity, info.hidden_size
         mask_dtype = engine.dtype("segment.0", "attn_mask")
@@ -80,9 +83,19 @@ class ForwardPasses:
         """Where caches lie: passes are prepared anew when it changes."""
         return self.arena.cache_len, None if self._encoder is None else self._encoder.cache_len
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether a pass may have rows behind its nodes, alone or in a batch."""
+        return self.verify_width is not None or self.least_width > 1
+
     def padded(self, width: int) -> int:
         """Tokens per sequence of a pass over `width` nodes."""
-        return self.verify_width or width
+        return self.verify_width or max(width, self.least_width)
+
+    def reserve(self, width: int) -> int:
+        """Slots that a cycle of `width` nodes writes of every sequence: each step of the trunk is a pass of its own, and
+        rows that pad the last one lie behind its nodes."""
+        return self.verify_width or width + self.least_width - 1
 
     # --- preparation ---
 
@@ -98,7 +111,7 @@ class ForwardPasses:
         if key in self.cache:
             return self.cache[key]
         forward_pass, shared = self._new_pass(count, width, batch_index)
-        padded = self.verify_width is not None and batch is None
+        padded = self.is_padded and batch is None
         in_place = first > 0 and not padded and (width == 1 or exits.is_contiguous(count))
         source = exits.view(first, count, width) if in_place else self._add_input(forward_pass)
         trunk = end < len(self.segments)
@@ -111,7 +124,8 @@ class ForwardPasses:
             self._bind_segment(forward_pass, number, source, target, shared)
             source = target
             if trunk and padded:
-                forward_pass.calls += exits.copies_of_nodes(cut, step, target)
+                node = 0 if self.verify_width is None else step
+                forward_pass.calls += exits.copies_of_nodes(cut, step, target, node)
         return self._keep(key, forward_pass, source)
 
     def prepare_partial(self, graph: str, attention: Sequence[int]) -> ForwardPass:

@@ -117,7 +117,8 @@ class CausalMask:
         return np.concatenate([table, np.full_like(table[:1], self._hidden)])
 
     def node(self, out: np.ndarray, batch_index: int, start: int, tree: TokenTree, node: int) -> None:
-        """Fill `out[batch_index]` of width 1 for one node of a tree whose root takes slot and position `start`."""
+        """Fill `out[batch_index]` for one node of a tree whose root takes slot and position `start`, and rows that pad its
+        pass: they see what it sees."""
         target = out[batch_index, :, 0]
         depths = np.asarray(tree.depths)
         target[:, start + node + 1 :] = self._hidden
@@ -125,6 +126,7 @@ class CausalMask:
         before = slice(start, start + node + 1)
         inside = self._by_distance[:, self._capacity - 1 + depths[: node + 1] - depths[node]]
         target[:, before] = np.where(tree.ancestors[node, : node + 1], inside, self._hidden)
+        out[batch_index, :, 1:] = target[:, None]
 
     def tree(self, out: np.ndarray, batch_index: int, start: int, tree: TokenTree) -> None:
         """Fill `out[batch_index]` for the nodes of a tree whose root takes slot and position `start`."""

@@ -131,6 +131,8 @@ class Engine(ABC):
     buffers."""
     alignment: ClassVar[int] = 1
     """Every bound address is a multiple of this many bytes."""
+    version: str = ""
+    """Of the library whose kernels compute."""
 
     def __init__(self, graphs: Mapping[str, GraphInfo]):
         self.graphs = graphs

@@ -61,6 +61,7 @@ class OnnxRuntimeCuda(DeviceEngine):
     """
 
     name = "onnxruntime-cuda"
+    version = ort.__version__
     captures = False
     place: ClassVar[str] = "cuda"
     """What ONNX Runtime calls the memory that is bound."""

@@ -68,6 +68,7 @@ class TensorRTEngine(DeviceEngine):
         check_version(plans, str(library.__version__), self._command)
         check_driver(plans, cuda.versions().driver, self._command)
         super().__init__(planned(bundle.manifest), cuda)
+        self.version = str(library.__version__)
         self._bundle, self._plans, self._library, self._kernels = bundle, plans, library, kernels
         if first.precision != bundle.manifest.compute_dtype:
             self.note = (

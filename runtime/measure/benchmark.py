@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ..bundle.stored_costs import StoredCosts, with_combinations
 from ..common.errors import OptionError
+from ..session.widths import kernels_of, pads_up
 from ..speedup.cost_model import CostTable
 from .benchmark_report import Arm, engine_of, report_of
 from .pass_costs import runnable
@@ -158,4 +159,8 @@ def time_passes(
 def measured_costs(session: Session, table: CostTable, cache_len: int) -> StoredCosts:
     """An entry for the manifest: the table, when and where it was measured, and at which cache length."""
     date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return StoredCosts.of(table, engine_of(session).machine, session.threads or 1, date, cache_len)
+    engine = engine_of(session)
+    entry = StoredCosts.of(table, engine.machine, session.threads or 1, date, cache_len)
+    if session.max_batch > 1 or not pads_up(session.bundle.manifest):
+        return entry
+    return replace(entry, least_width=session.decoder.passes.least_width, kernels=kernels_of(engine))

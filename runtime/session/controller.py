@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 def make_controller(
-    manifest: Manifest, machine: str, threads: int, learn: str, threshold: float | None
+    manifest: Manifest, machine: str, threads: int, learn: str, threshold: float | None, least: int = 1
 ) -> Adaptive:
-    """A controller for a bundle on this machine; `learn` and `threshold` as `Settings` of a request choose them."""
+    """A controller for a bundle on this machine; `learn` and `threshold` as `Settings` of a request choose them. No pass
+    has fewer than `least` positions of a sequence."""
     costs = with_combinations(pick_costs(manifest, machine, threads), manifest.drafts)
-    costs = replace(costs, least=manifest.verify_width or 1)
+    costs = replace(costs, least=manifest.verify_width or least)
     most = Budget.chain(manifest.widest_tree - 1)
     trees, chains = measured_trees(manifest), measured_chains(manifest)
     untrained = [draft.name for draft in manifest.drafts if not draft.trained]

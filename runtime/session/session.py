@@ -34,6 +34,7 @@ from .prefix_cache import CachedRequest
 from .request import Settings, resolve
 from .result import Result
 from .stream import Stream, run_alone
+from .widths import note_of, open_decoder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,7 +57,7 @@ class Session:
             decoder,
             threads,
         )
-        self._machine, self._note = decoder.engine.machine, decoder.engine.note
+        self._machine, self._note = decoder.engine.machine, note_of(bundle.manifest, decoder)
         self.max_length, self.max_batch = decoder.max_length, decoder.arena.max_batch
         self._family = get_family(bundle.manifest.model.family)
         self._plain_text = PlainText(self.bundle)
@@ -95,7 +96,8 @@ class Session:
         ONNX Runtime's provider, or "tensorrt", the plans that the bundle has for it (docs/how-to/tensorrt.md). `kernel_cache`: a
         folder of yours where "tensorrt" keeps what TensorRT-RTX compiles, for the next process. Kernels that round
         differently at different widths want a bundle that was built with a `verify_width`
-        (docs/explanation/verify-width.md).
+        (docs/explanation/verify-width.md). Of a bundle with integer weights it finds out from which width on this machine's
+        kernels give the same bits (docs/explanation/least-width.md), unless `vlmexport tune` stored it.
 
         Raises `BundleError`, `OptionError`, and `DeviceError` without the GPU or the library that is asked for.
         """
@@ -110,7 +112,7 @@ class Session:
         bundle = with_verify_width(bundle, verify_width_of(deprecated), "verify_width", warn)
         engine = engines.create(bundle, device, threads, kernel_cache)
         try:
-            decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
+            bundle, decoder = open_decoder(bundle, engine, max_length, max_batch)
             session = cls(bundle, decoder, engine.threads)
             session._load_graphs()
         except BaseException:
@@ -346,8 +348,9 @@ class Session:
         controller = self._controllers.get((learn, threshold))
         if controller is None:
             controller = make_controller(
-                self.bundle.manifest, self._machine, self.threads or 1, learn, threshold
-            )
+                self.bundle.manifest, self._machine, self.threads or 1, learn, threshold,
+                self.decoder.passes.least_width,
+            )  # fmt: skip
             self._controllers[learn, threshold] = controller
         return controller
 

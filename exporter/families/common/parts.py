@@ -14,7 +14,8 @@ from torch import nn
 @dataclass(frozen=True)
 class GraphSpec:
     """One graph of a bundle. `layers` is set for segments: [first, last); `wide` computes in float32 where `model`, on
-    narrow weights, does not; `folded` computes what `model` does, without groups of queries, where that has them."""
+    narrow weights, does not; `folded` computes what `model` does, without groups of queries, where that has them, and
+    `wide_folded` what `wide` does."""
 
     name: str
     role: str
@@ -22,11 +23,15 @@ class GraphSpec:
     layers: tuple[int, int] | None = None
     wide: ir.Model | None = None
     folded: ir.Model | None = None
+    wide_folded: ir.Model | None = None
 
     @property
     def files(self) -> dict[str, ir.Model]:
         """Name of every file → what it holds."""
-        forms = {self.file: self.model, self.wide_file: self.wide, self.folded_file: self.folded}
+        forms = {
+            self.file: self.model, self.wide_file: self.wide, self.folded_file: self.folded,
+            self.wide_folded_file: self.wide_folded,
+        }  # fmt: skip
         return {name: model for name, model in forms.items() if name is not None and model is not None}
 
     @property
@@ -43,6 +48,11 @@ class GraphSpec:
     def folded_file(self) -> str | None:
         """Of `folded`."""
         return None if self.folded is None else f"{self.name}.folded.onnx"
+
+    @property
+    def wide_folded_file(self) -> str | None:
+        """Of `wide_folded`."""
+        return None if self.wide_folded is None else f"{self.name}.float32.folded.onnx"
 
 
 @dataclass(frozen=True)
