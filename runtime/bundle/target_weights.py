@@ -1,7 +1,5 @@
 """How the matrices of a quantized target are stored, as its manifest says it."""
 
-
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field

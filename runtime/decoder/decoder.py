@@ -86,8 +86,9 @@ class Decoder:
         engine, info, limits = self.engine, self.manifest.decoder, self.manifest.limits
         # A frozen cache is as long as the bundle's limits, however short the session's requests are.
         capacity = (limits.max_length if engine.static_cache else self.max_length) + self.max_width
-        if self.manifest.target_weights is not None and not engine.static_cache:
-            capacity += self.max_width - 1  # for the rows of a least width, whichever it will be
+        if self.manifest.target_weights is not None and engine.host_memory:
+            # For the rows of a least width, whichever it will be. Plans of a device take no longer cache than the bundle's.
+            capacity += self.max_width - 1
         dtype = engine.dtype("segment.0", "key_cache.0")
         arena = KVArena(
             engine, info.num_layers, info.num_kv_heads, info.head_dim, dtype, capacity, max_batch,
@@ -107,7 +108,7 @@ class Decoder:
     def set_least_width(self, width: int) -> None:
         """Pad every pass up to `width` tokens per sequence from now on; nothing may be cached. 1: as many as there are.
 
-        Where the cache cannot be longer than the bundle says, `max_length` becomes `width` − 1 shorter. Raises
+        Where the cache is no longer than the bundle says, on devices, `max_length` becomes `width` − 1 shorter. Raises
         `OptionError` for a width that no pass may have.
         """
         width = integer("least_width (of this bundle)", width, 1, self.max_width)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,24 +21,15 @@ from vlmexport.runtime.decoder.kv_cache import KVArena
 from tests.support import attending_rows
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
 from tests.support.engines.width_dependent import WidthDependent
-from tests.support.lossless import Bushy, Scripted, wrong_token
+from tests.support.foreseen import LONG, WAYS, WIDTH, foreseen, plainly, prompt
 from tests.support.pairs import each_value
 from tests.support.tiny_bundles import TinyBundle
 
-WIDTH = 8
 FAMILIES = ("t5-two-cuts", "llama-two-cuts", "qwen2.5-vl")
 """Relative bias and cross-attention, rotary and two cuts, positions with axes."""
 
 DEVICES = {"device": RecordingDevice, "growing-device": GrowingDevice}
 COLUMNS = ("cpu", *DEVICES)
-
-WAYS: dict[str, dict[str, int]] = {
-    "all segments": {"draft_length": 4},
-    "trunk and tail": {"draft_length": 4},
-    "as wide as a pass": {"draft_length": WIDTH - 1},
-    "tree": {"draft_length": 3, "draft_nodes": 7},
-}
-LONG = {"max_new_tokens": 32, "ignore_eos": True}
 
 
 @contextmanager
@@ -55,30 +45,6 @@ def opened(
         yield session
         if column in DEVICES:
             engine.settle()
-
-
-def prompt(length: int = 12, first: int = 3) -> list[int]:
-    """Ordinary ids."""
-    return [3 + (7 * place + first) % 90 for place in range(length)]
-
-
-def plainly(session: Session, ids: list[int], **options: Any) -> list[int]:
-    return session.generate_tokens(ids, **LONG, **options, draft="none").tokens
-
-
-def foreseen(session: Session, way: str, tokens: list[int], ids: list[int]) -> list[int]:
-    """Tokens where every proposal but each fifth token is right."""
-    rig: Any = SimpleNamespace(manifest=session.bundle.manifest, decoder=session.decoder)
-    made = Bushy if way == "tree" else Scripted
-    draft = made(
-        rig,
-        1 if way == "trunk and tail" else None,
-        lambda index: wrong_token(tokens[index]) if index % 5 == 4 or index >= len(tokens) else tokens[index],
-    )
-    session.replace_proposer("prompt-lookup", draft)
-    found = session.generate_tokens(ids, **LONG, **WAYS[way], draft="prompt-lookup")
-    assert found.tokens != tokens or found.stats.accepted > 0, "nothing but roots was verified"
-    return found.tokens
 
 
 @each_value(family=FAMILIES, column=COLUMNS, way=tuple(WAYS))
