@@ -123,6 +123,14 @@ class VerifyOptions:
             help="Compare layer by layer when the parameters take more memory than this. Default: when they would not fit.",
         ),
     ] = None  # fmt: skip
+    certificate: Annotated[
+        int | None,
+        Integer(
+            low=1, group="Output", metavar="N",
+            help="Decode N requests by every draft with chains and trees of all sizes, allow no near-tie, and write the outcome "
+            "into the bundle.",
+        ),
+    ] = None  # fmt: skip
     device: Annotated[
         str, Text(group="Engine", metavar="|".join(DEVICES), help="What computes the bundle's side.")
     ] = "cpu"
@@ -138,6 +146,7 @@ def verify(bundle: Bundle, asked: VerifyOptions, as_json: AsJson = False) -> Non
         )
     need_extra("export", "`vlmexport verify`")
     use_large_pages()
+    from ...runtime.bundle.manifest_changes import check_writable
     from ...runtime.commands.output import console, print_json
     from ...runtime.commands.requests import read_picture
     from ..early_checks import check_verify
@@ -145,11 +154,14 @@ def verify(bundle: Bundle, asked: VerifyOptions, as_json: AsJson = False) -> Non
     size = None if asked.parity_memory is None else parse_size(asked.parity_memory, "--parity-memory")
     pictures = [read_picture(path) for path in asked.image]  # refused before hours of comparing
     check_verify(bundle, asked.model, asked.draft, asked.adapter)
+    if asked.certificate is not None:
+        check_writable(bundle)
     tell_loading()
     from ..parity.verify import VerifySettings, verify_bundle
 
     settings = VerifySettings(
-        prompts=asked.prompts, max_new_tokens=asked.max_new_tokens, images=pictures, parity_memory=size, device=asked.device
+        prompts=asked.prompts, max_new_tokens=asked.max_new_tokens, images=pictures, parity_memory=size,
+        device=asked.device, certificate=asked.certificate,
     )  # fmt: skip
     with quiet_torch(), shown(as_json) as progress:
         log.debug(

@@ -139,4 +139,6 @@ def verify_tables(report: VerifyReport) -> list[Any]:
                 "–" if row.alpha is None else f"{row.alpha:.2f}", "–" if row.tau is None else f"{row.tau:.2f}",
             )  # fmt: skip
         shown.append(table)
+    if report.certificate is not None:
+        shown.append(f"Certificate: {report.certificate.sentence()}")
     return shown + report.notes + report.failures

@@ -88,7 +88,7 @@ def check_losslessness(
     manifest = bundle.manifest
     if not manifest.drafts:
         return []
-    cases = list(_requests(manifest.to_dict(), requests, images))
+    cases = list(sample_requests(manifest, requests, images))
     budget = min(max_new_tokens, manifest.limits.max_length // 2)
     rows = []
     with Session.load(bundle, device) as session:
@@ -188,12 +188,12 @@ def _compare(
     return row
 
 
-def _requests(manifest: dict[str, Any], count: int, images: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def sample_requests(manifest: Manifest, count: int, images: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """(image, prompt) pairs: given images, or drawn pictures; a text model gets parts of a sentence."""
     random = np.random.default_rng(17)
     words = SENTENCE.split()
     for index in range(count):
-        if manifest["image"] is None:
+        if manifest.image is None:
             yield None, " ".join(words[index % len(words) :][: 6 + index % 5] or words)
             continue
         prompt = QUESTIONS[index % len(QUESTIONS)]

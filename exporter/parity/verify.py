@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...runtime.bundle.certificate import Certificate
 from ...runtime.bundle.folder import Bundle
+from ...runtime.bundle.manifest_changes import store_certificate
 from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
@@ -17,6 +19,7 @@ from ..drafts import left_out
 from ..drafts.common.base import Draft
 from ..drafts.folders import open_draft, shipped_drafts
 from . import check_parity
+from .certificate import certificate_failures, certify
 from .losslessness import LosslessRow, check_losslessness, failures
 
 
@@ -29,6 +32,7 @@ class VerifyReport:
     files_checked: int = 0
     parity: list[dict[str, Any]] = field(default_factory=list)
     lossless: list[LosslessRow] = field(default_factory=list)
+    certificate: Certificate | None = None
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -42,6 +46,7 @@ class VerifyReport:
         return {
             "bundle": self.bundle, "model": self.model, "ok": self.ok, "files_checked": self.files_checked,
             "parity": self.parity, "lossless": [row.to_dict() for row in self.lossless],
+            "certificate": None if self.certificate is None else self.certificate.to_dict(),
             "failures": self.failures, "notes": self.notes,
         }  # fmt: skip
 
@@ -60,6 +65,8 @@ class VerifySettings:
     """Bytes of parameters from which parity goes layer by layer; None: when they would not fit."""
     device: str = "cpu"
     """Of losslessness, as `Session.load` has it. Parity is a CPU's."""
+    certificate: int | None = None
+    """Requests of a certificate, which the bundle's manifest keeps; None: none is made."""
 
 
 def verify_bundle(
@@ -117,11 +124,30 @@ def verify_bundle(
             report.notes.append("the bundle has no draft: losslessness was not checked")
         report.failures += failures(rows)
         report.notes += [note for row in rows for note in row.notes()]
+        if settings.certificate is not None:
+            _certify(bundle, settings, report, progress)
     else:
         report.notes.append(
             f"the runtime has no family {bundle.manifest.model.family!r}: losslessness was not checked"
         )
     return report
+
+
+def _certify(
+    bundle: Bundle,
+    settings: VerifySettings,
+    report: VerifyReport,
+    progress: Callable[[str, int, int], None] | None,
+) -> None:
+    """Make a certificate, and write it into the bundle."""
+    certificate = report.certificate = certify(
+        bundle, settings.certificate or 1, settings.max_new_tokens, settings.images, progress, settings.device
+    )
+    if certificate is None:
+        report.notes.append("no draft of the bundle runs here: there is nothing to certify")
+        return
+    store_certificate(bundle.path, certificate)
+    report.failures += certificate_failures(certificate, bundle.manifest)
 
 
 def _drafts(

@@ -13,6 +13,7 @@ from ..common.atomic_files import is_scratch
 from ..common.errors import BundleError, OptionError
 from ..common.foreign_errors import raise_if_foreign
 from ..common.locks import alone, remove
+from .certificate import Certificate
 from .manifest import Manifest
 from .manifest_file import MANIFEST, bundle_instead, check_texts, read_manifest
 from .seal import check_seal, replace_manifest
@@ -110,6 +111,19 @@ def store_costs(
         document["acceptance"] = list(
             {(e.get("draft"), e.get("nodes"), e.get("depth")): e for e in stored_entries}.values()
         )
+
+    change_manifest(bundle, stored)
+
+
+def store_certificate(bundle: Path, certificate: Certificate) -> None:
+    """Write a certificate into a bundle's manifest, in place of one of the same engine, machine and threads. Raises what
+    `store_costs` does."""
+
+    def stored(document: Any) -> None:
+        check_seal(document, bundle / MANIFEST)
+        others = [Certificate.parse(entry, "certificates") for entry in document.get("certificates", [])]
+        kept = [entry for entry in others if entry.place != certificate.place]
+        document["certificates"] = [entry.to_dict() for entry in (*kept, certificate)]
 
     change_manifest(bundle, stored)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import BundleError
+from .certificate import Certificate
 from .plans import Plan
 from .schema import failure
 from .stored_acceptance import StoredAcceptance
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 def check_entries(manifest: Manifest) -> None:
     """Raise `BundleError` that names the first bad field of an entry and its value."""
     check_measured(manifest.costs, manifest.acceptance)
+    for at, entry in enumerate(manifest.certificates):
+        Certificate.parse(entry, f"certificates[{at}]")
     taken: dict[Any, int] = {}
     for at, entry in enumerate(manifest.plans):
         plan = Plan.parse(entry, f"plans[{at}]")

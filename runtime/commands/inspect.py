@@ -69,6 +69,7 @@ def _compare(opened: Bundle, quiet: bool) -> int:
 
 def show(report: dict[str, Any], out: Console, shapes: bool = False) -> None:
     """Print the facts of `inspection.facts` for people."""
+    from ..bundle.certificate import Certificate
     from .output import picture_size, quantity, size
     from .plans import plans_tables
     from .table import Table
@@ -117,6 +118,8 @@ def show(report: dict[str, Any], out: Console, shapes: bool = False) -> None:
         row("Generation", generation)
     if report["verify_width"] is not None:
         row("Verify width", str(report["verify_width"]))
+    for entry in report["certificates"]:
+        row("Certificate", Certificate.parse(entry, "certificates").sentence())
     producer = ", ".join(f"{name} {value}" for name, value in report["producer"].items())
     row("Made by", producer)
     row("Checked", _checked(report))
@@ -221,7 +224,9 @@ def _generation(settings: dict[str, Any]) -> str:
 
 def _graph_bytes(report: dict[str, Any]) -> int:
     """Of all forms of all graphs."""
-    files = {graph[form] for graph in report["graphs"] for form in ("file", "float32", "folded")}
+    files = {
+        graph[form] for graph in report["graphs"] for form in ("file", "float32", "folded", "float32_folded")
+    }
     return sum(report["files"][name]["bytes"] for name in files - {None})
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
@@ -178,7 +179,7 @@ def test_drafts_of_the_bundle(
 def test_requests_of_a_batch(tiny_bundle: Callable[[str], TinyBundle], batch: int) -> None:
     """Sequences of other lengths, with drafts of every way to propose, get what they get alone."""
     kinds = ("early-exit", "none", "prompt-lookup", "medusa", "imitation@1", "imitation@2")
-    requests = [
+    requests: list[dict[str, Any]] = [
         {"prompt": f"a{'b' * number}", "max_new_tokens": 6 + 5 * number, "ignore_eos": True, "draft": draft}
         | ({} if draft == "none" else {"draft_length": 3})
         for number, draft in enumerate(kinds)
@@ -205,7 +206,7 @@ def test_up_to_the_last_position(tiny_bundle: Callable[[str], TinyBundle]) -> No
         assert drafted.tokens == plain and len(plain) == limits.max_width + 1
         decoder = session.decoder
         decoder.reset()
-        decoder.prefill(decoder.embed(prompt(limits.max_length)))
+        decoder.prefill(decoder.embed(np.array(prompt(limits.max_length))))
         decoder.begin_cycle(limits.max_width)
     bundle = tiny.bundle
     device = RecordingDevice(bundle.manifest, NarrowRounding(tiny.path, bundle.manifest))

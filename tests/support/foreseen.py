@@ -12,13 +12,13 @@ from tests.support.lossless import Bushy, Scripted, wrong_token
 WIDTH = 8
 """Nodes of the widest."""
 
-WAYS: dict[str, dict[str, int]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "all segments": {"draft_length": 4},
     "trunk and tail": {"draft_length": 4},
     "as wide as a pass": {"draft_length": WIDTH - 1},
     "tree": {"draft_length": 3, "draft_nodes": 7},
 }
-LONG = {"max_new_tokens": 32, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_new_tokens": 32, "ignore_eos": True}
 
 
 def prompt(length: int = 12, first: int = 3) -> list[int]:
