@@ -36,6 +36,10 @@ class Composer:
         self._weights: dict[WeightRef, ir.Value] = {}
         self._constants: dict[tuple, ir.Value] = {}
 
+    def takes(self, name: str) -> bool:
+        """Whether the graph's role implies an input of that name."""
+        return name in self._inputs
+
     def input(self, name: str, dtype: str = "", shape: Dims = ()) -> ir.Value:
         """Declares a graph input; `dtype` and `shape` of one that the graph's role does not imply."""
         dtype, shape = self._inputs[name] if self._inputs else (dtype, shape)

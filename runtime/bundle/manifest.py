@@ -39,6 +39,7 @@ from .schema import (
     optional,
     string,
 )
+from .target_weights import TargetWeights
 
 STORED_ADAPTIVE = (*ADAPTIVE, "logistic")
 """What manifests may say; "logistic", which an older release had, is served as "session"."""
@@ -222,8 +223,8 @@ class ValueInfo(Part):
 @dataclass(kw_only=True)
 class GraphInfo(Part):
     """One ONNX file; `layers` is [first, end) for segments, `parameters` counts the numbers of its weights, `integers`
-    those of them that are integers (of a draft, whose `weights_dtype` says of which type). `float32` is
-    the file of the same graph that computes in float32 on weights of another type, null in a bundle of float32. `folded`
+    those of them that are integers, `integer_bytes` what these take (None in older bundles, where a draft's `weights_dtype`
+    says of which type they are). `float32` is the file of the same graph that computes in float32 on weights of another type, null in a bundle of float32. `folded`
     is the file of the same graph without groups of queries that share a key/value head, null where it has none, and in
     bundles of older versions. Graphs of roles that this version does not know belong to drafts that it does not know,
     and are ignored with them."""
@@ -237,6 +238,7 @@ class GraphInfo(Part):
     folded: str | None = checked(optional(file_name), default=None)
     parameters: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     integers: int | None = checked(optional(integer(0, 1 << 53)), default=None)
+    integer_bytes: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -339,6 +341,7 @@ class Manifest(Part):
     image: ImageInfo | None = checked(optional(ImageInfo.parse), default=None)
     encoder: EncoderInfo | None = checked(optional(EncoderInfo.parse), default=None)
     verify_width: int | None = checked(optional(integer(2, 4096)), default=None)
+    target_weights: TargetWeights | None = checked(optional(TargetWeights.parse), default=None)
     generation: GenerationInfo = checked(GenerationInfo.parse, default_factory=GenerationInfo)
     costs: list[dict[str, Any]] = checked(list_of(json_object, 1000), default_factory=list)
     acceptance: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
@@ -389,6 +392,9 @@ class Manifest(Part):
 
     def integer_bytes(self, graph: str) -> int:
         """Bytes of the integers among the weights of a graph; every plan holds as many."""
+        stored = self.graphs[graph].integer_bytes
+        if stored is not None:
+            return stored
         owner = next((draft for draft in self.drafts if graph in draft.graphs.values()), None)
         numbers = self.graphs[graph].integers or 0
         return -(-numbers // 2) if owner is not None and owner.weights_dtype == "int4" else numbers

@@ -149,9 +149,7 @@ class Language:
     @property
     def stacks(self) -> tuple[str, ...]:
         """Paths of its layers: a text encoder's before the decoder's."""
-        return (
-            (self.layers_path,) if self.encoder_path is None else (self.encoder_path, self.layers_path)
-        )
+        return (self.layers_path,) if self.encoder_path is None else (self.encoder_path, self.layers_path)
 
     def within(self, path: str) -> str:
         """The path in the whole model of a module of the language model's own class."""
