@@ -6,19 +6,23 @@ import hashlib
 
 import torch
 
+from ..quantization.rounded import RoundedTensors
 from .changed import ChangedTensors
 from .checkpoint import Checkpoint
 from .merging import MergedTensors
 from .tensors import TensorFiles
 
 
-def fingerprint(checkpoint: Checkpoint | TensorFiles | ChangedTensors) -> str:
+def fingerprint(checkpoint: Checkpoint | TensorFiles | ChangedTensors | RoundedTensors) -> str:
     """`sha256:<hex>` over name, dtype, shape and content of every tensor, sorted by name.
 
     The same for one file or many shards. Reads every tensor once, one at a time; computed once per checkpoint object.
-    With an adapter it is that of the model without and the adapter's, in one.
+    With an adapter it is that of the model without and the adapter's, in one. Where a build rounds matrices it is that of
+    the model before.
     """
     files = checkpoint.tensors if isinstance(checkpoint, Checkpoint) else checkpoint
+    if isinstance(files, RoundedTensors):
+        return fingerprint(files.base)
     cached = getattr(files, "_fingerprint", None)
     if cached is not None:
         return cached

@@ -16,8 +16,8 @@ def precision_name(value: str) -> str:
     name = SHORT.get(value, value)
     if name in INTEGERS:
         raise OptionError(
-            f"--precision {value} would change the model's answers; use float16 or bfloat16, and store drafts so with "
-            f"--draft-precision {value}"
+            f"--precision {value}: the precision is that of hidden states and caches; store the model's matrices so with "
+            f"--weights {value}, or drafts with --draft-precision {value}"
         )
     if name not in PRECISIONS:
         raise OptionError(

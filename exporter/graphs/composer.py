@@ -8,11 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.common.errors import ExportError
-from ..quantization.blocks import BLOCK
 from .dtypes import ONNX
 from .hooks import OPSET
 from .traced_module import Template
-from .weights import WeightRef, WeightStore
+from .weights import IntegerRef, WeightRef, WeightStore
 
 INLINE_BYTES = 1024  # constants below this stay inside the graph
 
@@ -36,6 +35,10 @@ class Composer:
         self._graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
         self._weights: dict[WeightRef, ir.Value] = {}
         self._constants: dict[tuple, ir.Value] = {}
+
+    def takes(self, name: str) -> bool:
+        """Whether the graph's role implies an input of that name."""
+        return name in self._inputs
 
     def input(self, name: str, dtype: str = "", shape: Dims = ()) -> ir.Value:
         """Declares a graph input; `dtype` and `shape` of one that the graph's role does not imply."""
@@ -114,32 +117,26 @@ class Composer:
     ) -> dict[str, ir.Value]:
         """Copies a template's nodes. `checkpoint_name` maps a parameter of the traced module to a checkpoint tensor.
 
-        A matrix that stays in the checkpoint's own file lies there as [out, in], one tensor each: products with it are
-        composed as such (`_product`). One that is stored as integers is dequantised in front of its product.
+        A matrix that stays in the checkpoint's own file lies there as [out, in], one tensor each, and one that is stored as
+        integers is dequantised: products with both are composed as such.
         """
         values: dict[ir.Value, ir.Value] = {}
-        linked: dict[ir.Value, list[WeightRef]] = {}
-        dequantized: set[ir.Value] = set()
+        products: dict[ir.Value, Sequence[IntegerRef | WeightRef]] = {}
         for value in template.graph.inputs:
             name = value.name or ""
             if name in template.weights:
                 source = template.weights[name]
                 names = tuple(checkpoint_name(p) for p in source.parameters)
                 ref = WeightRef(names, source.transpose, source.shape)
-                quantized = self._store.quantized(ref)
-                if quantized is not None:
-                    if not (_multiplies(value) if source.transpose else _multiplies_as_stored(value)):
-                        raise ExportError(
-                            f"{self.name}: {prefix} reads {' + '.join(names)}, which is stored as integers, not in products only"
-                        )
-                    values[value] = self._dequantized(*quantized, prefix)
-                    dequantized.add(value)
-                    continue
-                parts = self._store.parts(ref) if source.transpose and _multiplies(value) else None
+                parts = self._store.product_of(ref)
+                if parts is not None:
+                    self._check_products(value, ref, prefix)
+                elif source.transpose and all(use.node.op_type == "MatMul" for use in value.uses()):
+                    parts = self._store.parts(ref)
                 if parts is None:
                     values[value] = self.weight(ref)
                 else:
-                    linked[value] = parts
+                    products[value] = parts
             elif name in inputs:
                 values[value] = inputs[name]
             else:
@@ -147,17 +144,13 @@ class Composer:
         for value in template.graph.initializers.values():
             values[value] = self.constant(value.const_value.numpy())  # type: ignore[union-attr]
         for node in template.graph:
-            if node.op_type == "MatMul" and node.inputs[1] in linked:
-                left, matrix = node.inputs
+            if node.op_type in ("MatMul", "Gemm") and node.inputs[1] in products:
+                left, matrix, *bias = node.inputs
                 assert left is not None and matrix is not None and left.shape is not None
-                product = self._product(prefix, values[left], len(left.shape), linked[matrix])
-                values[node.outputs[0]] = product
-                continue
-            if node.op_type == "Gemm" and node.inputs[1] in dequantized:
-                left, matrix, *bias = (None if v is None else values[v] for v in node.inputs)
-                out = self.node("MatMul", [left, matrix], f"{prefix}/MatMul_{len(self._graph)}")
-                if bias:
-                    out = self.node("Add", [out, *bias], f"{prefix}/Add_{len(self._graph)}")
+                out = self._products(prefix, values[left], len(left.shape), products[matrix])
+                for value in bias:
+                    assert value is not None
+                    out = self.node("Add", [out, values[value]], f"{prefix}/Add_{len(self._graph)}")
                 values[node.outputs[0]] = out
                 continue
             # Optional outputs that nobody reads must not be declared: engines would compute them.
@@ -180,43 +173,66 @@ class Composer:
 
     def product(self, hidden_states: ir.Value, matrix: WeightRef, name: str) -> ir.Value:
         """`hidden_states` [N, in] times a matrix [out, in], however that is stored; `name` is that of the node."""
-        quantized = self._store.quantized(matrix)
-        if quantized is None:
+        integers = self._store.integers_of(matrix)
+        if integers is None:
             return self.node("Gemm", [hidden_states, self.weight(matrix)], name, transB=1)
-        return self.node(
-            "MatMul", [hidden_states, self._dequantized(*quantized, name.rpartition("/")[0])], name
-        )
+        return self._integer_product(name.rpartition("/")[0], hidden_states, integers, name)
 
-    def _dequantized(self, integers: WeightRef, scales: WeightRef, prefix: str) -> ir.Value:
-        """A matrix [in, out] of blocks along its first axis; `prefix` is that of the layer that reads it."""
-        name = f"DequantizeLinear_{len(self._graph)}"
-        return self.node(
-            "DequantizeLinear",
-            [self.weight(integers), self.weight(scales)],
-            f"{prefix}/{name}" if prefix else name,
-            axis=0,
-            block_size=BLOCK,
-        )
-
-    def _product(
-        self, prefix: str, hidden_states: ir.Value, rank: int, matrices: Sequence[WeightRef]
+    def _integer_product(
+        self, prefix: str, hidden_states: ir.Value, matrix: IntegerRef, name: str = ""
     ) -> ir.Value:
-        """`hidden_states` [..., in] times every matrix [out, in], side by side: [..., sum of out]."""
+        """`hidden_states` [..., in] times integers [in, out] of blocks along their first axis."""
+
+        def named(op_type: str) -> str:
+            node = f"{op_type}_{len(self._graph)}"
+            return f"{prefix}/{node}" if prefix else node
+
+        if matrix.order is not None:
+            inputs = [hidden_states, self.weight(matrix.order)]
+            hidden_states = self.node("Gather", inputs, named("Gather"), axis=-1)
+        parts = [self.weight(matrix.integers), self.weight(matrix.scales)]
+        if matrix.zero_points is not None:
+            parts.append(self.weight(matrix.zero_points))
+        weights = self.node(
+            "DequantizeLinear", parts, named("DequantizeLinear"), axis=0, block_size=matrix.block
+        )
+        return self.node("MatMul", [hidden_states, weights], name or named("MatMul"))
+
+    def _products(
+        self, prefix: str, hidden_states: ir.Value, rank: int, matrices: Sequence[IntegerRef | WeightRef]
+    ) -> ir.Value:
+        """`hidden_states` [..., in] times every matrix, side by side: [..., sum of out]. Floats are [out, in]."""
 
         def node(op_type: str, inputs: Sequence[ir.Value], **attributes: object) -> ir.Value:
             return self.node(op_type, inputs, f"{prefix}/{op_type}_{len(self._graph)}", **attributes)
 
-        wide, width = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
         flat = hidden_states
-        if rank != 2:
+        reshaped = rank != 2 and any(isinstance(matrix, WeightRef) for matrix in matrices)
+        if reshaped:
+            width = next(matrix.shape[1] for matrix in matrices if isinstance(matrix, WeightRef))
             flat = node("Reshape", [hidden_states, self.constant(np.array([-1, width], np.int64))])
-        products = [node("Gemm", [flat, self.weight(matrix)], transB=1) for matrix in matrices]
-        joined = products[0] if len(products) == 1 else node("Concat", products, axis=1)
-        if rank == 2:
+        products = [
+            node("Gemm", [flat, self.weight(matrix)], transB=1)
+            if isinstance(matrix, WeightRef)
+            else self._integer_product(prefix, flat, matrix)
+            for matrix in matrices
+        ]
+        joined = products[0] if len(products) == 1 else node("Concat", products, axis=-1)
+        if not reshaped:
             return joined
+        wide = sum(_out_features(matrix) for matrix in matrices)
         leading = node("Shape", [hidden_states], start=0, end=-1)
         shape = node("Concat", [leading, self.constant(np.array([wide], np.int64))], axis=0)
         return node("Reshape", [joined, shape])
+
+    def _check_products(self, matrix: ir.Value, ref: WeightRef, prefix: str) -> None:
+        """ExportError where a template reads a matrix otherwise than in products over its inputs. `ref` is how the
+        template has it."""
+        in_first = self._store.in_first(ref)
+        if not all(use.idx == 1 and _multiplies(use.node, in_first) for use in matrix.uses()):
+            raise ExportError(
+                f"{self.name}: {prefix} reads {' + '.join(ref.names)}, which is stored as integers, not in products only"
+            )
 
     def model(self) -> ir.Model:
         """The finished model. Raises ExportError when it lacks an input or output of its role."""
@@ -230,19 +246,15 @@ class Composer:
         return ir.Model(self._graph, ir_version=10, producer_name="vlmexport")
 
 
-def _multiplies(matrix: ir.Value) -> bool:
-    """Whether a template reads a matrix in products with it only."""
-    return all(use.node.op_type == "MatMul" and use.idx == 1 for use in matrix.uses())
+def _out_features(matrix: IntegerRef | WeightRef) -> int:
+    return matrix.shape[0] if isinstance(matrix, WeightRef) else matrix.integers.shape[1]
 
 
-def _multiplies_as_stored(matrix: ir.Value) -> bool:
-    """Whether a template reads a matrix [out, in] in `Gemm` as PyTorch's linear layers do only: transposed, unscaled."""
-    usual = {"transA": 0, "transB": 1, "alpha": 1.0, "beta": 1.0}
-
-    def linear(node: ir.Node) -> bool:
-        return node.op_type == "Gemm" and all(
-            node.attributes[name].value == value if name in node.attributes else name != "transB"
-            for name, value in usual.items()
-        )
-
-    return all(linear(use.node) and use.idx == 1 for use in matrix.uses())
+def _multiplies(node: ir.Node, in_first: bool) -> bool:
+    """Whether a node multiplies by its second input, [in, out] where `in_first`, else [out, in], and adds a bias at most."""
+    if node.op_type == "MatMul":
+        return in_first
+    usual = {"transA": 0, "transB": 0 if in_first else 1, "alpha": 1.0, "beta": 1.0}
+    given = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
+    given |= {name: attribute.value for name, attribute in node.attributes.items()}
+    return node.op_type == "Gemm" and given == usual

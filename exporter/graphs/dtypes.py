@@ -17,7 +17,7 @@ NAMES = {kind: name for name, kind in ONNX.items()}
 
 TORCH = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64,
-    "int8": torch.int8, "int4": torch.int8,
+    "int32": torch.int32, "int8": torch.int8, "int4": torch.int8,
 }  # fmt: skip
 """What the weights file may hold, in PyTorch, which has no int4."""
 

@@ -8,7 +8,7 @@ they are, in its safetensors files, which become hard links in the bundle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,8 +24,8 @@ from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.graphs.role import Values
 from ..checkpoint.tensors import Place, TensorFiles
 from ..common.write_errors import FULL
-from ..quantization.blocks import BLOCK, packed
-from ..quantization.matrix import INTEGERS, SCALES
+from ..quantization.blocks import packed
+from ..quantization.matrix import INTEGERS, ORDER, SCALES, ZERO_POINTS, QuantizedMatrix, matrix_of
 from .dtypes import ONNX, TORCH, stored_bytes
 
 WEIGHTS_FILE = "weights.bin"
@@ -64,6 +64,17 @@ class Slot:
     file: str = WEIGHTS_FILE
 
 
+@dataclass(frozen=True)
+class IntegerRef:
+    """A matrix of integers [in, out]: `scales` and `zero_points` are [in / block, out], `order` is int32 [in]."""
+
+    integers: WeightRef
+    scales: WeightRef
+    zero_points: WeightRef | None
+    order: WeightRef | None
+    block: int
+
+
 class WeightStore:
     """Hands out slots for weights and writes the file. One instance per bundle."""
 
@@ -76,11 +87,13 @@ class WeightStore:
         self._linked = linked
         self.shards: dict[str, Path] = {}
         """Files that the bundle links to, by their name in it."""
-        self._readers = list(readers)
-        self._quantized: dict[str, str] = {}
+        self._readers: list[TensorReader] = []
+        self._quantized: dict[str, QuantizedMatrix] = {}
         self._slots: dict[WeightRef, Slot] = {}
         self._owner: dict[str, WeightRef] = {}
         self.bytes = 0
+        for reader in readers:
+            self.add_reader(reader)
 
     def interface(
         self, role: str, layers: Sequence[int] | None = None, name: str | None = None
@@ -88,11 +101,10 @@ class WeightStore:
         """(inputs, outputs) of the graph `name` of `role`, as it is composed: in float32."""
         return interface(as_float32(self._manifest), role, layers, name)
 
-    def add_reader(self, reader: TensorReader, quantized: Mapping[str, str] | None = None) -> None:
-        """Adds a further source of tensors (a draft). `quantized`: its matrices that are stored as integers → their type;
-        the source has the two tensors of each under the names that `quantize` gives them."""
+    def add_reader(self, reader: TensorReader) -> None:
+        """Adds a further source of tensors (a draft). Matrices that its `quantized` names are stored as integers."""
         self._readers.append(reader)
-        self._quantized |= quantized or {}
+        self._quantized |= getattr(reader, "quantized", {})
 
     def slot(self, ref: WeightRef) -> Slot:
         """The slot of `ref`, new at first request. ExportError when a tensor would be stored in two forms or differs
@@ -130,23 +142,52 @@ class WeightStore:
         plain = [WeightRef((name,), False, self._reader(name).shape(name), ref.dtype) for name in ref.names]
         return plain if all(self._place(part) is not None for part in plain) else None
 
-    def quantized(self, ref: WeightRef) -> tuple[WeightRef, WeightRef] | None:
-        """(integers [in, out], scales [in / BLOCK, out]) that stand for a matrix `ref`; None for one that is stored in
-        floats. ExportError where only some of the tensors that it is made of are integers."""
-        kinds = {self._quantized.get(name) for name in ref.names}
-        dtype = kinds.pop()
-        if kinds:
-            raise ExportError(
-                f"of the matrices {' + '.join(ref.names)} some are stored as integers, some are not"
-            )
-        if dtype is None:
+    def product_of(self, ref: WeightRef) -> list[IntegerRef | WeightRef] | None:
+        """What a product with a matrix `ref` is made of where one of its tensors is stored as integers: the whole where all
+        are integers of one kind, else each tensor for itself, side by side. None for one that is stored in floats."""
+        kinds = [self._quantized.get(name) for name in ref.names]
+        first = kinds[0]
+        if not any(kinds):
             return None
-        in_features, out_features = ref.shape if ref.transpose else reversed(ref.shape)
+        if first is not None and not first.order and kinds.count(first) == len(kinds):
+            return [self._integer_ref(ref.names, first)]
+        return [
+            WeightRef((name,), ref.transpose, self._stored_shape(name, ref.transpose), ref.dtype)
+            if kind is None
+            else self._integer_ref((name,), kind)
+            for name, kind in zip(ref.names, kinds, strict=True)
+        ]
 
-        def part(behind: str, in_size: int, dtype: str) -> WeightRef:
-            return WeightRef(tuple(name + behind for name in ref.names), True, (in_size, out_features), dtype)
+    def integers_of(self, ref: WeightRef) -> IntegerRef | None:
+        """The integers that stand for a matrix of one tensor; None for one that is stored in floats."""
+        kind = self._quantized.get(ref.names[0]) if len(ref.names) == 1 else None
+        return None if kind is None else self._integer_ref(ref.names, kind)
 
-        return part(INTEGERS, in_features, dtype), part(SCALES, in_features // BLOCK, "float32")
+    def in_first(self, ref: WeightRef) -> bool:
+        """Whether a matrix of integers is [in, out] as `ref` has it."""
+        return ref.transpose != any(
+            kind.transposed for name in ref.names if (kind := self._quantized.get(name)) is not None
+        )
+
+    def _integer_ref(self, names: tuple[str, ...], kind: QuantizedMatrix) -> IntegerRef:
+        shapes = [self._reader(name).shape(name + INTEGERS) for name in names]
+        out_features, in_features = sum(shape[0] for shape in shapes), shapes[0][1]
+
+        def part(suffix: str, size: int, dtype: str) -> WeightRef:
+            return WeightRef(tuple(name + suffix for name in names), True, (size, out_features), dtype)
+
+        blocks = in_features // kind.block
+        return IntegerRef(
+            part(INTEGERS, in_features, kind.dtype),
+            part(SCALES, blocks, "float32"),
+            part(ZERO_POINTS, blocks, kind.dtype) if kind.zero_points else None,
+            WeightRef((names[0] + ORDER,), False, (in_features,), "int32") if kind.order else None,
+            kind.block,
+        )
+
+    def _stored_shape(self, name: str, transpose: bool) -> tuple[int, ...]:
+        shape = self._reader(name).shape(name)
+        return tuple(reversed(shape)) if transpose else shape
 
     def _place(self, ref: WeightRef) -> Place | None:
         """Where `ref` stays: it is one tensor of the checkpoint, of the bundle's type, at an address of that type."""
@@ -171,8 +212,8 @@ class WeightStore:
 
     @property
     def parameters(self) -> int:
-        """Numbers of the networks that are stored; scales are none."""
-        return sum(math.prod(ref.shape) for ref in self._slots if not ref.names[0].endswith(SCALES))
+        """Numbers of the networks that are stored; scales, zero points and orders of integers are none."""
+        return sum(math.prod(ref.shape) for ref in self._slots if is_number(ref.names[0]))
 
     @property
     def loaded_bytes(self) -> int:
@@ -241,6 +282,11 @@ class WeightStore:
             if name in reader:  # type: ignore[operator]
                 return reader
         raise ExportError(f"the checkpoint has no tensor {name!r}")
+
+
+def is_number(name: str) -> bool:
+    """Whether the tensor `name` holds numbers of a network: scales, zero points and orders of integers are none."""
+    return matrix_of(name) == name or name.endswith(INTEGERS)
 
 
 def _finite(tensor: torch.Tensor) -> bool:

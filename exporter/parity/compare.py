@@ -124,8 +124,12 @@ def _cross_kv(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured
 
 
 def _embed(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
-    feeds = {"token_ids": c.token_ids, "embedding_table": bundle.tensor("embedding_table")}
-    tally.add("rows", runner.run(graph.file, feeds)["hidden"], c.embedded)
+    tally.add("rows", run_embed(bundle, runner, graph, c.token_ids), c.embedded)
+
+
+def run_embed(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, token_ids: np.ndarray) -> np.ndarray:
+    """Embeddings [B, N, E] of `token_ids` int64 [B, N]."""
+    return _run_with_tensors(bundle, runner, graph, {"token_ids": token_ids})["hidden"]
 
 
 def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:

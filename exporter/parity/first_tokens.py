@@ -13,7 +13,7 @@ from ...runtime.bundle.folder import Bundle
 from ...runtime.common.errors import ExportError
 from ..families.common.base import Family
 from .capture import Captured
-from .compare import run_encoder, run_head, run_layers
+from .compare import run_embed, run_encoder, run_head, run_layers
 from .generation import NEAR_TIE
 from .runner import GraphRunner
 from .tally import ParityRow
@@ -43,15 +43,14 @@ def chained_logits(
     bundle: Bundle, runner: GraphRunner, family: Family, captured: Captured, length: int
 ) -> np.ndarray:
     """float32 [B · length, V]: logits of the last `length` positions of each sequence by the bundle's graphs alone."""
-    graphs, table = bundle.manifest.graphs, bundle.tensor("embedding_table")
+    graphs = bundle.manifest.graphs
     by_role = {graph.role: graph for graph in graphs.values()}
     width = bundle.manifest.decoder.hidden_size
     pictures = [runner.run(by_role["vision"].file, given)["image_rows"] for given in captured.vision]
     image_embeds = np.concatenate([each.reshape(-1, width) for each in pictures]) if pictures else None
 
     def embed(ids: np.ndarray) -> np.ndarray:
-        outputs = runner.run(by_role["embed"].file, {"token_ids": ids, "embedding_table": table})
-        hidden_states = outputs["hidden"]
+        hidden_states = run_embed(bundle, runner, by_role["embed"], ids)
         marks = ids == family.image_token_id
         if image_embeds is not None and marks.any():  # a decoder behind an encoder reads none
             hidden_states[marks] = image_embeds

@@ -11,6 +11,7 @@ from ...runtime.decoder.masks import relations
 from ...runtime.decoder.token_tree import TokenTree
 from ...runtime.engines.base import DTYPES
 from ...runtime.graphs.text_layout import NOTHING, TextLayout
+from ...runtime.graphs.values import vocabulary
 from ...runtime.sampling.logits_processors import Processors
 from .host_masks import masks_of
 from .runner import GraphRunner
@@ -60,21 +61,19 @@ def _process(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally
     """A tree behind a history of few different tokens, some of which are new to the device, against what the host does to
     logits."""
     manifest = bundle.manifest
-    vocabulary, limits = manifest.tensors["embedding_table"].shape[0], manifest.limits
+    words, limits = vocabulary(manifest), manifest.limits
     random = np.random.default_rng(7)
-    few = random.permutation(vocabulary)[:4].tolist()
+    few = random.permutation(words)[:4].tolist()
     history = [few[i] for i in (0, 1, 2, 3, 1, 2, 0, 0, 1)]
     tree = TokenTree([few[i] for i in (1, 2, 3, 1, 2)], [-1, 0, 0, 2, 3])
-    info = GenerationInfo(
-        repetition_penalty=1.3, suppress_tokens=[1, vocabulary - 1], min_length=len(history) + 2
-    )
+    info = GenerationInfo(repetition_penalty=1.3, suppress_tokens=[1, words - 1], min_length=len(history) + 2)
     if graph.role == "repeats":
         info.no_repeat_ngram_size, info.bad_words_ids = 2, [[few[1], few[3], few[1], few[3]], few[:3]]
     host = Processors(info, few[3:], history)
-    raw = random.standard_normal((len(tree), vocabulary), np.float32)
+    raw = random.standard_normal((len(tree), words), np.float32)
     raw[:, few] += 1.0
     unknown = min(3, limits.max_width)  # no more is told in a cycle
-    feeds = device_feeds(host, tree, limits, vocabulary, unknown) | {"raw_logits": raw}
+    feeds = device_feeds(host, tree, limits, words, unknown) | {"raw_logits": raw}
     said = feeds["said"].copy()
     outputs = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
     paths = [[tree.tokens[j] for j in np.flatnonzero(row)[1:]] for row in tree.ancestors]

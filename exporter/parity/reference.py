@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from ..checkpoint import Checkpoint
 from ..checkpoint.whole import load_whole
 from ..common.float64 import arithmetic_as_asked
 from ..graphs.dtypes import TORCH
+from ..quantization.matrix import QuantizedMatrix
+from ..quantization.reading import read_dequantized
 
 COLLECT_BYTES = 16 << 20
 """From here on a dropped tensor is worth looking for what still holds it."""
@@ -35,7 +37,11 @@ def load_reference(checkpoint: Checkpoint, dtype: str = "float32", *, streamed: 
     near the largest tensor. Raises ExportError when transformers cannot load it.
     """
     with _quiet():
-        return _streamed(checkpoint, TORCH[dtype]) if streamed else rounded(_whole(checkpoint), TORCH[dtype])
+        if streamed:
+            return _streamed(checkpoint, TORCH[dtype])
+        if _quantized(checkpoint):
+            return _filled(checkpoint, TORCH[dtype])
+        return rounded(_whole(checkpoint), TORCH[dtype])
 
 
 @contextlib.contextmanager
@@ -65,13 +71,33 @@ def _whole(checkpoint: Checkpoint) -> Any:
     return model.eval()
 
 
-def _streamed(checkpoint: Checkpoint, dtype: torch.dtype, compute: torch.dtype = torch.float32) -> Any:
+def _quantized(checkpoint: Checkpoint) -> Mapping[str, QuantizedMatrix]:
+    """Tensors of the checkpoint that a bundle stores as integers."""
+    return getattr(checkpoint.tensors, "quantized", {})
+
+
+def _filled(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """The whole model, every parameter as a bundle of integers has it: transformers would ask for the library of a published
+    format."""
+    model = _empty(checkpoint, torch.float32)
+    for path, module in model.named_modules():
+        for name in module._parameters:
+            _load(checkpoint, module, path, name, dtype, torch.float32)
+    return model.eval()
+
+
+def _empty(checkpoint: Checkpoint, compute: torch.dtype) -> Any:
+    """The model with buffers in `compute`, and without memory for its parameters."""
     config: Any = copy.deepcopy(checkpoint.config)
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             part._attn_implementation = "eager"
     with _parameters_on_meta():
-        model = checkpoint.model_class(config).to(compute)
+        return checkpoint.model_class(config).to(compute)
+
+
+def _streamed(checkpoint: Checkpoint, dtype: torch.dtype, compute: torch.dtype = torch.float32) -> Any:
+    model = _empty(checkpoint, compute)
     for name, module in model.named_modules():
         owned = list(module._parameters)
         if owned:
@@ -112,16 +138,27 @@ def _loader(
 ) -> Any:
     def load(module: nn.Module, args: Any, kwargs: Any) -> None:
         for name in owned:
-            if module._parameters[name] is None:
-                continue
-            with arithmetic_as_asked():
-                tensor = checkpoint.tensors.read(checkpoint.stored(f"{path}.{name}" if path else name))
-                if dtype.itemsize < tensor.dtype.itemsize or dtype.itemsize == 2:
-                    tensor = tensor.to(dtype)
-                wide = torch.empty(tensor.shape, dtype=compute).copy_(tensor)  # without a copy in between
-                module._parameters[name] = nn.Parameter(wide, requires_grad=False)
+            _load(checkpoint, module, path, name, dtype, compute)
 
     return load
+
+
+def _load(
+    checkpoint: Checkpoint, module: nn.Module, path: str, name: str, dtype: torch.dtype, compute: torch.dtype
+) -> None:
+    """Gives a parameter of the module at `path` its numbers, as a bundle of `dtype` stores them."""
+    if module._parameters[name] is None:
+        return
+    with arithmetic_as_asked():
+        stored = checkpoint.stored(f"{path}.{name}" if path else name)
+        if stored in _quantized(checkpoint):
+            tensor = read_dequantized(checkpoint.tensors, stored, dtype)
+        else:
+            tensor = checkpoint.tensors.read(stored)
+            if dtype.itemsize < tensor.dtype.itemsize or dtype.itemsize == 2:
+                tensor = tensor.to(dtype)
+        wide = torch.empty(tensor.shape, dtype=compute).copy_(tensor)  # without a copy in between
+        module._parameters[name] = nn.Parameter(wide, requires_grad=False)
 
 
 def _dropper(owned: list[str]) -> Any:

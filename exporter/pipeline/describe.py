@@ -31,16 +31,17 @@ from ...runtime.bundle.manifest import (
     WeightsInfo,
 )
 from ...runtime.common.errors import BundleError, UnsupportedModelError
+from ...runtime.graphs.values import EMBEDDING
 from ..checkpoint import Checkpoint
 from ..drafts.selection import DraftSelection
 from ..families.common.base import Family
 from ..families.common.parts import GraphSpec
 from ..graphs.dtypes import NAMES
-from ..graphs.weights import WEIGHTS_FILE, WeightRef, WeightStore
+from ..graphs.weights import WEIGHTS_FILE, WeightRef, WeightStore, is_number
 from ..quantization.blocks import LIMITS
-from ..quantization.matrix import SCALES
 from .generation import describe_generation
 from .request import BuildRequest
+from .target_weights import describe_target_weights
 from .text import describe_text
 
 
@@ -82,6 +83,7 @@ def describe(
             else AdapterInfo(name=checkpoint.adapter.name[:200], fingerprint=checkpoint.adapter.fingerprint),
         ),
         weights_dtype=precision.weights,
+        target_weights=describe_target_weights(checkpoint, family, request.weights),
         compute_dtype=precision.compute,
         cache_dtype=precision.cache,
         limits=Limits(
@@ -130,6 +132,7 @@ def _producer() -> dict[str, Any]:
 def describe_graph(spec: GraphSpec) -> GraphInfo:
     """A graph's entry in the manifest."""
     graph = spec.model.graph
+    integers = [weight for weight in external_weights(spec.model) if NAMES[weight.dtype] in LIMITS]
     return GraphInfo(
         file=spec.file,
         role=spec.role,
@@ -137,8 +140,8 @@ def describe_graph(spec: GraphSpec) -> GraphInfo:
         folded=spec.folded_file,
         float32_folded=spec.wide_folded_file,
         parameters=count(external_weights(spec.model)),
-        integers=count(weight for weight in external_weights(spec.model) if NAMES[weight.dtype] in LIMITS)
-        or None,
+        integers=count(integers) or None,
+        integer_bytes=sum(weight.nbytes for weight in integers) or None,
         layers=None if spec.layers is None else list(spec.layers),
         inputs=[describe_value(v) for v in graph.inputs],
         outputs=[describe_value(v) for v in graph.outputs],
@@ -152,8 +155,8 @@ def external_weights(model: ir.Model) -> list[ir.ExternalTensor]:
 
 
 def count(weights: Iterable[ir.ExternalTensor]) -> int:
-    """Numbers of the networks among `weights`: scales of integers are none."""
-    return sum(weight.size for weight in weights if not (weight.name or "").endswith(f"{SCALES}.T"))
+    """Numbers of the networks among `weights`: scales, zero points and orders of integers are none."""
+    return sum(weight.size for weight in weights if is_number((weight.name or "").removesuffix(".T")))
 
 
 def loaded_bytes(weight: ir.ExternalTensor) -> int:
@@ -170,6 +173,7 @@ def describe_value(value: ir.Value) -> ValueInfo:
 
 def describe_tensors(store: WeightStore, tensors: Mapping[str, WeightRef]) -> dict[str, TensorInfo]:
     """The tensors that the runtime reads itself; they get the first slots of the weights file."""
+    tensors = _stored_as(store, tensors)
     slots = {name: store.slot(ref) for name, ref in tensors.items()}
     return {
         name: TensorInfo(
@@ -181,3 +185,15 @@ def describe_tensors(store: WeightStore, tensors: Mapping[str, WeightRef]) -> di
         )
         for name, ref in tensors.items()
     }
+
+
+def _stored_as(store: WeightStore, tensors: Mapping[str, WeightRef]) -> dict[str, WeightRef]:
+    """`tensors` where some are integers: the embedding table is two, others are read by graphs alone."""
+    stored: dict[str, WeightRef] = {}
+    for name, ref in tensors.items():
+        integers = store.integers_of(ref)
+        if integers is None:
+            stored[name] = ref
+        elif name == EMBEDDING[0]:
+            stored |= dict(zip(EMBEDDING, (integers.integers, integers.scales), strict=True))
+    return stored

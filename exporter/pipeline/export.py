@@ -10,6 +10,7 @@ from ...runtime.bundle.manifest import WeightsInfo
 from ...runtime.graphs.on_device import CHANGING
 from ...runtime.graphs.registry import graph_role
 from ...runtime.graphs.role import Values
+from ...runtime.graphs.values import vocabulary
 from ..families.common.parts import GraphSpec
 from ..graphs.commit import build_commit
 from ..graphs.gqa_fold import folded_form
@@ -66,9 +67,9 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     layers = range(shape.num_layers)
     add(GraphSpec("commit", "commit", build_commit(store, layers, shape.num_kv_heads, shape.head_dim)))
     add(GraphSpec("mask", "mask", build_mask(store, manifest.decoder)))
-    vocabulary = manifest.tensors["embedding_table"].shape[0]
+    words = vocabulary(manifest)
     for name in CHANGING:
-        changes = build_changes(store, manifest.limits, vocabulary, repeats=name == "repeats")
+        changes = build_changes(store, manifest.limits, words, repeats=name == "repeats")
         add(GraphSpec(name, name, changes))
     manifest.graphs = {spec.name: describe_graph(spec) for spec in graphs}
     manifest.weights = WeightsInfo(

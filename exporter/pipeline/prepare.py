@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...runtime.common.errors import OptionError
-from ..checkpoint import fingerprint, open_checkpoint
+from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..common.lengths import check_length
 from ..drafts.selection import select_drafts, set_precisions
 from ..families.common.base import Family
@@ -21,6 +21,7 @@ from .describe import describe
 from .links import check_links
 from .prepared import Prepared
 from .request import ROUND, TEXT, BuildRequest
+from .target_weights import round_weights
 
 if TYPE_CHECKING:
     from ..drafts.selection import DraftSelection
@@ -55,6 +56,7 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
         request.skip,
     )
     set_precisions(selection, request.draft_precision)
+    _round_weights(request, checkpoint, family)
     plans = _plan_options(request, family, selection)
     manifest = describe(request, checkpoint, family, selection)
     prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
@@ -80,11 +82,18 @@ def identify(prepared: Prepared) -> None:
     trained draft must know."""
     if prepared.checkpoint.fetch():
         prepared.family = family_for(prepared.checkpoint)
+        _round_weights(prepared.request, prepared.checkpoint, prepared.family)
     identity = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
     shape = prepared.family.decoder
     for draft in prepared.selection.drafts:
         draft.check_family(prepared.family)
         draft.check_target(prepared.request.model, identity, shape.num_layers, shape.hidden_size)
+
+
+def _round_weights(request: BuildRequest, checkpoint: Checkpoint, family: Family) -> None:
+    round_weights(
+        checkpoint, family, request.weights, request.weights_block, request.output.absolute().parent
+    )
 
 
 def _plan_options(request: BuildRequest, family: Family, selection: DraftSelection) -> PlanOptions | None:

@@ -13,6 +13,7 @@ from ..common.precisions import precision_name
 from ..common.sizes import parse_layers, parse_size
 from ..drafts import KINDS
 from ..families.common.layer_skip import Sublayers
+from ..quantization.choice import parse_weights
 
 TEXT, ROUND = 512, 64
 """Positions of text that a bundle holds unasked, and what its length is rounded up to."""
@@ -153,6 +154,21 @@ class BuildRequest:
             help="Type of weights, caches and arithmetic. A CPU computes in float32 all the same.",
         ),
     ] = "float32"  # fmt: skip
+    weights: Annotated[
+        str | None,
+        Text(
+            group="Engine", metavar="int8|int4[,PART=KIND…]",
+            help="Store the matrices of the language model as integers: int4, or int4,head=int8,down_proj=int8. The quantized "
+            "model is the target then: drafts are exact against it.",
+        ),
+    ] = None  # fmt: skip
+    weights_block: Annotated[
+        int,
+        Count(
+            low=32, high=128, group="Engine", expert=True, metavar="32|64|128",
+            help="Inputs that share a scale with --weights.",
+        ),
+    ] = 32  # fmt: skip
     link_weights: Annotated[
         bool,
         Switch(
@@ -208,6 +224,14 @@ class BuildRequest:
         for name, option in declared_options(BuildRequest).items():
             if isinstance(option, Count):
                 option.check(f"--{name.replace('_', '-')}", getattr(self, name))
+        if self.weights is not None:
+            self.weights = str(parse_weights(self.weights))
+            if self.link_weights:
+                raise OptionError(
+                    "--link-weights keeps the checkpoint's floats, --weights stores integers; leave one of them out"
+                )
+        if self.weights_block & (self.weights_block - 1):
+            raise OptionError(f"--weights-block {self.weights_block} is no power of two; give 32, 64 or 128")
         if self.skip_attention is not None or self.skip_mlp is not None:
             Sublayers.of(self.skip_attention or [], self.skip_mlp or [])  # refuses what names no layers
         if self.verify_width is not None and self.verify_width > self.max_width:

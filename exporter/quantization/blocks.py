@@ -79,3 +79,9 @@ def packed(integers: Tensor) -> Tensor:
     if len(flat) % 2:
         flat = torch.cat([flat, flat.new_zeros(1)])
     return flat[0::2] | (flat[1::2] << 4)
+
+
+def unpacked(data: Tensor, count: int) -> Tensor:
+    """The `count` integers int8 that `packed` gave as uint8."""
+    signed = torch.stack([data & 15, data >> 4], 1).reshape(-1)[:count].to(torch.int8)
+    return torch.where(signed > 7, signed - 16, signed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .blocks import BLOCK
@@ -17,13 +18,25 @@ class QuantizedMatrix:
 
     `dtype` is int8 or int4, whose integers lie in −8 … 7; `block` inputs share a scale, and a zero point where there are
     `zero_points`. With an `order`, column i of the integers belongs to input `order[i]`: blocks are of inputs that do not
-    stand side by side (`g_idx` of GPTQ).
+    stand side by side (`g_idx` of GPTQ). Where the checkpoint stores the matrix itself `transposed`, [in, out] (GPT-2's
+    `Conv1D`), its parts are [out, in] all the same.
     """
 
     dtype: str
     block: int = BLOCK
     zero_points: bool = False
     order: bool = False
+    transposed: bool = False
+
+
+def part_shape(name: str, matrix: QuantizedMatrix, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the part `name` of a matrix that the checkpoint stores with `shape`; `shape` for the matrix itself."""
+    if matrix_of(name) == name:
+        return tuple(shape)
+    out_features, in_features = reversed(shape) if matrix.transposed else shape
+    if name.endswith(ORDER):
+        return (in_features,)
+    return (out_features, in_features if name.endswith(INTEGERS) else in_features // matrix.block)
 
 
 def matrix_of(name: str) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from ..common.errors import BundleError
 from ..graphs.registry import graph_roles
+from ..graphs.values import vocabulary
 from .interfaces import check_interfaces
-from .schema import ITEM_SIZES, failure
+from .schema import FLOATS, ITEM_SIZES, failure
 
 if TYPE_CHECKING:
     from .manifest import Manifest, TextInfo
@@ -96,7 +97,7 @@ def check_description(manifest: Manifest) -> None:
             "manifest field 'limits.max_image_rows' is null although 'text.image_rows' is not set"
         )
     _check_tensors(manifest)
-    check_tokens(manifest.text, manifest.tensors["embedding_table"].shape[0])
+    check_tokens(manifest.text, vocabulary(manifest))
     names = [draft.name for draft in manifest.drafts]
     for index, draft in enumerate(manifest.drafts):
         if names.count(draft.name) > 1:
@@ -145,8 +146,22 @@ def _check_tensors(manifest: Manifest) -> None:
     if table is None:
         raise BundleError("manifest field 'tensors.embedding_table' is missing; build the bundle again")
     width = manifest.decoder.hidden_size
-    if len(table.shape) != 2 or table.shape[1] != width:
+    scales = manifest.tensors.get("embedding_scales")
+    if scales is None and (len(table.shape) != 2 or table.shape[1] != width):
         raise failure("tensors.embedding_table.shape", table.shape, f"[vocabulary, {width}]")
+    if scales is not None:
+        if len(table.shape) != 2 or table.shape[0] != width or table.dtype != "int8":
+            raise failure(
+                "tensors.embedding_table", [table.dtype, table.shape], f"int8 [{width}, vocabulary]"
+            )
+        blocks = scales.shape[0] if scales.shape else 0
+        fits = len(scales.shape) == 2 and scales.shape[1] == table.shape[1] and scales.dtype in FLOATS
+        if not fits or blocks < 1 or width % blocks:
+            raise failure(
+                "tensors.embedding_scales",
+                [scales.dtype, scales.shape],
+                f"floats [blocks of {width}, {table.shape[1]}]",
+            )
     sides = {"decoder": (manifest.decoder.relative_bias, manifest.decoder.num_heads)}
     if manifest.encoder is not None:
         sides["encoder"] = (manifest.encoder.relative_bias, manifest.encoder.num_heads)

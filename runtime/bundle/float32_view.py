@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..common.errors import BundleError
+from ..graphs.values import EMBEDDING
 
 if TYPE_CHECKING:
     from .manifest import GraphInfo, Manifest, ValueInfo
@@ -54,5 +55,5 @@ def _widened(name: str, graph: GraphInfo) -> GraphInfo:
 
 def _value(value: ValueInfo) -> ValueInfo:
     # The table of embeddings is bound as it lies in the weights file.
-    narrow = value.dtype in NARROW and value.name != "embedding_table"
+    narrow = value.dtype in NARROW and value.name not in EMBEDDING
     return replace(value, dtype=WIDE) if narrow else value

@@ -223,11 +223,11 @@ class ValueInfo(Part):
 @dataclass(kw_only=True)
 class GraphInfo(Part):
     """One ONNX file; `layers` is [first, end) for segments, `parameters` counts the numbers of its weights, `integers`
-    those of them that are integers (of a draft, whose `weights_dtype` says of which type). `float32` is
-    the file of the same graph that computes in float32 on weights of another type, null in a bundle of float32. `folded`
+    those of them that are integers, `integer_bytes` what these take (None in older bundles, where a draft's `weights_dtype`
+    says of which type they are). `float32` is the file of the same graph that computes in float32 on weights of another type, null in a bundle of float32. `folded`
     is the file of the same graph without groups of queries that share a key/value head, null where it has none, and in
-    bundles of older versions; `float32_folded` is that of `float32`, in bundles with `target_weights`. Graphs of roles that this version does not know belong to drafts that it does not know,
-    and are ignored with them."""
+    bundles of older versions; `float32_folded` is that of `float32`, in bundles with `target_weights`. Graphs of roles that
+    this version does not know belong to drafts that it does not know, and are ignored with them."""
 
     file: str = checked(file_name)
     role: str = checked(string(40))
@@ -239,6 +239,7 @@ class GraphInfo(Part):
     float32_folded: str | None = checked(optional(file_name), default=None)
     parameters: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     integers: int | None = checked(optional(integer(0, 1 << 53)), default=None)
+    integer_bytes: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -319,8 +320,8 @@ class Manifest(Part):
     `weights_dtype` is how weights are stored, `compute_dtype` what hidden states between graphs hold, `cache_dtype`
     what the key/value cache holds; an engine may compute and cache in a wider type. `costs` holds measured pass times
     by machine, and what pays there; `acceptance` what drafts accepted, on any machine. `target_weights` says how the
-    target's own matrices are stored where they are integers; `certificates` what `verify --certificate` counted. `sha256` is what a file said of
-    its other fields when it was read (`checksum.py`); writers compute it anew.
+    target's own matrices are stored where they are integers; `certificates` what `verify --certificate` counted.
+    `sha256` is what a file said of its other fields when it was read (`checksum.py`); writers compute it anew.
     """
 
     format: str = checked(string(40, (FORMAT,)), default=FORMAT)
@@ -394,6 +395,9 @@ class Manifest(Part):
 
     def integer_bytes(self, graph: str) -> int:
         """Bytes of the integers among the weights of a graph; every plan holds as many."""
+        stored = self.graphs[graph].integer_bytes
+        if stored is not None:
+            return stored
         owner = next((draft for draft in self.drafts if graph in draft.graphs.values()), None)
         numbers = self.graphs[graph].integers or 0
         return -(-numbers // 2) if owner is not None and owner.weights_dtype == "int4" else numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -23,35 +23,44 @@ class Embedding:
     """
 
     def __init__(
-        self, engine: Engine, table: np.ndarray, hidden: HostBuffer, max_tokens: int, most_of_prompt: int
+        self,
+        engine: Engine,
+        tensors: Mapping[str, np.ndarray],
+        hidden: HostBuffer,
+        max_tokens: int,
+        most_of_prompt: int,
     ):
-        """`table` [V, E] as stored; `hidden` receives hidden states, at most `most_rows` of them, of a prompt
-        `most_of_prompt` at a time."""
-        self._engine, self._table, self._hidden = engine, table, hidden
+        """`tensors` are those of `EMBEDDING`, as stored; `hidden` receives hidden states, at most `max_tokens` of them, of
+        a prompt `most_of_prompt` at a time."""
+        self._engine, self._hidden = engine, hidden
+        self._table, self._scales = tensors["embedding_table"], tensors.get("embedding_scales")
         self._most = most_of_prompt
         self.dtype = engine.dtype("embed", "hidden")
-        self.constant = engine.constant("embedding_table", table)
-        """The table [V, E] as stored, where the engine has it."""
+        self.constants = {name: engine.constant(name, tensor) for name, tensor in tensors.items()}
+        """The tensors as stored, where the engine has them."""
+        self._shape = self._table.shape if self._scales is None else self._table.shape[::-1]
+        """V, E."""
         self._tokens = HostBuffer(engine, "token_ids", max_tokens, "int64")
         self.lookup = False
         self.table: np.ndarray | None = None
         """The table itself where its rows can be copied as they are: `lookup` in the dtype of the graphs."""
         if engine.host_memory:
-            probe = np.linspace(0, len(table) - 1, min(PROBES, max_tokens), dtype=np.int64)
+            probe = np.linspace(0, self._shape[0] - 1, min(PROBES, max_tokens), dtype=np.int64)
             self.lookup = np.array_equal(self._by_graph(probe), self._by_table(probe))
-            if self.lookup and table.dtype == DTYPES[self.dtype]:
-                self.table = table
+            if self.lookup and self._table.dtype == DTYPES[self.dtype]:
+                self.table = self._table
 
     @property
     def vocabulary(self) -> int:
         """V."""
-        return len(self._table)
+        return self._shape[0]
 
     def check(self, ids: np.ndarray) -> None:
         """Raise `PromptError` for ids outside the vocabulary."""
-        if ids.size and not 0 <= ids.min() <= ids.max() < len(self._table):
-            bad = int(ids[(ids < 0) | (ids >= len(self._table))][0])
-            raise PromptError(f"token id {bad} is outside the vocabulary of {len(self._table)}")
+        words = self.vocabulary
+        if ids.size and not 0 <= ids.min() <= ids.max() < words:
+            bad = int(ids[(ids < 0) | (ids >= words)][0])
+            raise PromptError(f"token id {bad} is outside the vocabulary of {words}")
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Hidden states [n, E] of int64 ids [n]. Raises `PromptError` for ids outside the vocabulary."""
@@ -73,14 +82,14 @@ class Embedding:
 
     def bind(self, tokens: View) -> Call:
         """The graph on ids int64 [batch, width] that lie with the engine; the hidden states are then in `hidden`."""
-        inputs = {"token_ids": tokens, "embedding_table": self.constant}
+        inputs = {"token_ids": tokens, **self.constants}
         return self._engine.bind("embed", inputs, {"hidden": self._view(tokens.shape)})
 
     def _view(self, shape: tuple[int, ...]) -> View:
-        return self._hidden.view((*shape, self._table.shape[1]))
+        return self._hidden.view((*shape, self._shape[1]))
 
     def _by_graph(self, ids: np.ndarray) -> np.ndarray:
-        out = np.empty((len(ids), self._table.shape[1]), DTYPES[self.dtype])
+        out = np.empty((len(ids), self._shape[1]), DTYPES[self.dtype])
         for start in range(0, len(ids), self._most):
             part = ids[start : start + self._most]
             self.run(part.tolist(), (1, len(part)))
@@ -88,4 +97,8 @@ class Embedding:
         return out
 
     def _by_table(self, ids: np.ndarray) -> np.ndarray:
-        return widen(self._table[ids], DTYPES[self.dtype])
+        if self._scales is None:
+            return widen(self._table[ids], DTYPES[self.dtype])
+        scales = widen(self._scales[:, ids], DTYPES[self.dtype])  # [E / block, n]
+        integers = self._table[:, ids].reshape(len(scales), -1, len(ids))
+        return np.ascontiguousarray((integers * scales[:, None]).reshape(-1, len(ids)).T)

@@ -13,6 +13,7 @@ import numpy as np
 from ..bundle.manifest import Manifest
 from ..engines.base import DTYPES, Engine, View
 from ..engines.buffers import HostBuffer
+from ..graphs.values import embedding_tensors
 from .embedding import Embedding
 from .encoder import Encoder
 from .exit_states import ExitStates
@@ -65,7 +66,7 @@ class ForwardPasses:
         self.positions = Positions(engine, info, max_num_tokens, capacity, arena.max_batch)
         self.embedding = Embedding(
             engine,
-            tensor("embedding_table"),
+            {name: tensor(name) for name in embedding_tensors(manifest)},
             self._hidden[0],
             max_num_tokens,
             min(max_num_tokens, PREFILL_WIDTH, capacity),

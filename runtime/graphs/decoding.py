@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .role import PASSES, VERIFY, GraphRole, Values
-from .values import caches, embedding_table, hidden_states, layers_interface
+from .values import caches, hidden_states, layers_interface, vocabulary
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GraphInfo, Manifest
@@ -22,9 +22,8 @@ def _segment_layers(manifest: Manifest, graph: GraphInfo) -> Sequence[int]:
 
 
 def _head(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[Values, Values]:
-    vocabulary = embedding_table(manifest)[1][0]
     inputs: Values = {"hidden": hidden_states(manifest), "row_index": ("int64", ("rows",))}
-    return inputs, {"logits": ("float32", ("rows", vocabulary))}
+    return inputs, {"logits": ("float32", ("rows", vocabulary(manifest)))}
 
 
 def _commit(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[Values, Values]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .role import TOKEN, VERIFY, GraphRole, Shape, Values
 from .text_layout import TextLayout
-from .values import positions_shape
+from .values import positions_shape, vocabulary
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
@@ -39,8 +39,8 @@ def _mask(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[
 
 
 def _penalties(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[Values, Values]:
-    vocabulary, layout = manifest.tensors["embedding_table"].shape[0], TextLayout.of(manifest.limits)
-    logits: tuple[str, Shape] = ("float32", ("rows", vocabulary))
+    words, layout = vocabulary(manifest), TextLayout.of(manifest.limits)
+    logits: tuple[str, Shape] = ("float32", ("rows", words))
     inputs: Values = {
         "raw_logits": logits,
         "said": ("int64", (layout.places,)),
@@ -51,8 +51,8 @@ def _penalties(manifest: Manifest, name: str, layers: Sequence[int] | None) -> t
         "ancestors": ("bool", ("rows", "span")),
         "depths": ("int64", ("rows",)),
         "held": ("int64", (1,)),
-        "ends": ("bool", (vocabulary,)),
-        "banned": ("bool", (vocabulary,)),
+        "ends": ("bool", (words,)),
+        "banned": ("bool", (words,)),
         "penalty": ("float32", (1,)),
     }
     return inputs, {"said_now": inputs["said"], "logits": logits}

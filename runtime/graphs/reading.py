@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .role import PASSES, REQUEST, GraphRole, Shape, Values
-from .values import cross_caches, embedding_table, hidden_states
+from .values import cross_caches, embedding_tensors, hidden_states
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
@@ -30,7 +30,7 @@ def _cross_kv(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tu
 def _embed(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[Values, Values]:
     inputs: Values = {
         "token_ids": ("int64", ("batch", "width")),
-        "embedding_table": embedding_table(manifest),
+        **embedding_tensors(manifest),
     }
     return inputs, {"hidden": hidden_states(manifest)}
 

@@ -18,10 +18,21 @@ def hidden_states(manifest: Manifest) -> tuple[str, Shape]:
     return manifest.compute_dtype, ("batch", "width", manifest.decoder.hidden_size)
 
 
-def embedding_table(manifest: Manifest) -> tuple[str, Shape]:
-    """[V, E], as it is stored."""
-    table = manifest.tensors["embedding_table"]
-    return table.dtype, tuple(table.shape)
+EMBEDDING = ("embedding_table", "embedding_scales")
+"""Tensors of a manifest that embeddings are read from: the table [V, E], or where it is the LM head as well and consists of
+integers, [E, V] with scales [E / block, V]."""
+
+
+def embedding_tensors(manifest: Manifest) -> Values:
+    """The tensors of `EMBEDDING` that a bundle has, as they are stored."""
+    tensors = {name: manifest.tensors[name] for name in EMBEDDING if name in manifest.tensors}
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def vocabulary(manifest: Manifest) -> int:
+    """Rows of the embedding table, which a model may have rounded up beyond its tokenizer's words."""
+    shape = manifest.tensors["embedding_table"].shape
+    return shape[1] if "embedding_scales" in manifest.tensors else shape[0]
 
 
 def positions_shape(position: str, first_layer: int) -> Shape | None:

@@ -14,6 +14,7 @@ import numpy as np
 from ..decoder.kv_cache import BUCKET
 from ..engines.base import DTYPES
 from ..graphs.registry import graph_role
+from ..graphs.values import embedding_tensors
 from .pass_costs import cost_table, passes
 from .synthetic_inputs import named_sizes, pass_sizes, stand_in
 
@@ -40,7 +41,7 @@ class GraphTimer:
         (ignored without an encoder)."""
         limits = bundle.manifest.limits
         self._manifest, self._engine = bundle.manifest, engine
-        self._table = np.asarray(bundle.tensor("embedding_table"))
+        self._tables = {name: np.asarray(bundle.tensor(name)) for name in embedding_tensors(bundle.manifest)}
         capacity = limits.max_length + limits.max_width
         cache_len = min(-(-max(cache, 1) // BUCKET) * BUCKET, capacity)
         self._sizes = {
@@ -113,8 +114,8 @@ class GraphTimer:
         sizes: Mapping[str, int],
         given: np.ndarray | None,
     ) -> View:
-        if name == "embedding_table":
-            return self._engine.constant(name, self._table)
+        if name in self._tables:
+            return self._engine.constant(name, self._tables[name])
         actual = tuple(size if isinstance(size, int) else sizes[size] for size in shape)
         # Indices depend on the width; buffers of hidden states and caches, which are large, on their shape alone.
         key = (name, dtype, actual, sizes["width"] if dtype == "int64" else None)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ...quantization.blocks import BLOCK, dequantize, quantizable, quantize
-from ...quantization.matrix import SCALES, matrix_of
+from ...quantization.blocks import dequantize, quantizable, quantize
+from ...quantization.matrix import SCALES, QuantizedMatrix, matrix_of, part_shape
 
 
 class DraftTensors:
@@ -22,8 +22,10 @@ class DraftTensors:
     def __init__(self, draft: str, tensors: Mapping[str, torch.Tensor], precision: str | None = None) -> None:
         self.prefix = f"{self.PREFIX}{draft}."
         self._tensors = {self.prefix + k: v.detach() for k, v in tensors.items()}
-        self.quantized = {} if precision is None else dict.fromkeys(matrices(self._tensors), precision)
-        """Matrices that are integers → their type."""
+        self.quantized: dict[str, QuantizedMatrix] = {}
+        """Matrices that are integers."""
+        if precision is not None:
+            self.quantized = dict.fromkeys(matrices(self._tensors), QuantizedMatrix(precision))
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors or matrix_of(name) in self.quantized
@@ -37,15 +39,16 @@ class DraftTensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
-        shape = tuple(self._tensors[matrix_of(name)].shape)
-        return (shape[0], shape[1] // BLOCK) if name.endswith(SCALES) else shape
+        matrix = matrix_of(name)
+        shape = tuple(self._tensors[matrix].shape)
+        return part_shape(name, self.quantized[matrix], shape) if matrix in self.quantized else shape
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor: float32, integers as int8 or int64."""
         if name in self._tensors:
             return self._tensors[name]
         matrix = matrix_of(name)
-        integers, scales = quantize(self._tensors[matrix], self.quantized[matrix])
+        integers, scales = quantize(self._tensors[matrix], self.quantized[matrix].dtype)
         return scales if name.endswith(SCALES) else integers
 
 

@@ -188,7 +188,7 @@ class TrainedDraft(Draft):
     def stored_in(self, store: WeightStore, name: str) -> DraftTensors:
         """The draft's tensors under the name `name`, which `store` reads from now on: in its precision, where it has one."""
         tensors = DraftTensors(name, self.network.state_dict(), self.precision)
-        store.add_reader(tensors, tensors.quantized)
+        store.add_reader(tensors)
         return tensors
 
     def stored_as(self: D, dtype: str) -> D:

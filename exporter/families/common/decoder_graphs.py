@@ -143,13 +143,39 @@ def build_embed(store: WeightStore) -> GraphSpec:
 
 
 def embeddings(graph: Composer, ids: str = "token_ids") -> ir.Value:
-    """Declares the inputs `ids` and `embedding_table`; the embeddings [batch, width, E] of the ids."""
+    """Declares the inputs `ids` and `embedding_table`, with scales where it consists of integers; the embeddings
+    [batch, width, E] of the ids."""
     tokens, table = graph.input(ids), graph.input("embedding_table")
+    if graph.takes("embedding_scales"):
+        return _dequantized(graph, tokens, table, graph.input("embedding_scales"))
     embeds = graph.node("Gather", [table, tokens], "gather", axis=0)
     return (
         embeds
         if table.dtype == ir.DataType.FLOAT
         else graph.node("Cast", [embeds], "widened", to=ir.DataType.FLOAT)
+    )
+
+
+def _dequantized(graph: Composer, tokens: ir.Value, table: ir.Value, scales: ir.Value) -> ir.Value:
+    """The columns `tokens` [batch, width] of integers [E, V] times their scales [E / block, V], as rows. No
+    `DequantizeLinear`: of what is no weight, engines dequantise whole tensors or none."""
+    last = [1, 2, 0]
+    assert table.shape is not None and scales.shape is not None
+    size, blocks = table.shape[0], scales.shape[0]
+
+    def columns(of: ir.Value, name: str) -> ir.Value:
+        part = graph.node("Gather", [of, tokens], f"gather_{name}", axis=1)
+        if of.dtype != ir.DataType.FLOAT:
+            part = graph.node("Cast", [part], f"widened_{name}", to=ir.DataType.FLOAT)
+        return graph.node("Transpose", [part], f"rows_{name}", perm=last)
+
+    def integers(*values: int) -> ir.Value:
+        return graph.constant(np.array(values, np.int64))
+
+    numbers = graph.node("Reshape", [columns(table, "integers"), integers(0, 0, blocks, -1)], "blocks")
+    own = graph.node("Unsqueeze", [columns(scales, "scales"), integers(-1)], "scales_by_block")
+    return graph.node(
+        "Reshape", [graph.node("Mul", [numbers, own], "scaled"), integers(0, 0, size)], "embeds"
     )
 
 
@@ -179,6 +205,6 @@ class FinalNorm:
 def build_head(store: WeightStore, norm: FinalNorm, table: WeightRef) -> GraphSpec:
     """The `head` graph: hidden states are selected, normalised, perhaps scaled, and multiplied by the table [V, E]."""
     graph = Composer("head", store, "head")
-    logits = graph.node("Gemm", [norm.hidden_states(graph), graph.weight(table)], "logits_gemm", transB=1)
+    logits = graph.product(norm.hidden_states(graph), table, "logits_gemm")
     graph.output("logits", logits)
     return GraphSpec("head", "head", graph.model())

@@ -74,6 +74,8 @@ class Language:
     """How many values each of those gives, its hidden states first."""
     source_paths: ClassVar[tuple[str, ...]] = ()
     """Of what attends over a source, what makes its keys and values, once in a request."""
+    encoder_path: ClassVar[str | None] = None
+    """The layers of a text encoder."""
     mlp_path: ClassVar[str] = "mlp"
     """In a decoder layer, what gives the MLP's part of the hidden states."""
     reads_image_embeds: ClassVar[bool] = False
@@ -143,6 +145,11 @@ class Language:
         return None
 
     # --- what follows ---
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """Paths of its layers: a text encoder's before the decoder's."""
+        return (self.layers_path,) if self.encoder_path is None else (self.encoder_path, self.layers_path)
 
     def within(self, path: str) -> str:
         """The path in the whole model of a module of the language model's own class."""

@@ -49,6 +49,7 @@ class T5Language(Language):
     name: ClassVar[str] = "t5"
     kind: ClassVar[Any] = T5ForConditionalGeneration
     layers_path: ClassVar[str] = "decoder.block"
+    encoder_path: ClassVar[str | None] = "encoder.block"
     norm_path: ClassVar[str] = "decoder.final_layer_norm"
     embed_path: ClassVar[str] = "shared"
     attention_paths: ClassVar[tuple[str, ...]] = ("layer.0.SelfAttention", "layer.1.EncDecAttention")

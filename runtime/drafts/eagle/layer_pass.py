@@ -105,7 +105,7 @@ class EaglePass:
         self._scores = engine.allocate(
             f"{name}.log_probabilities", num_proposals * DTYPES["float32"].itemsize
         )
-        self._table = decoder.embedding.constant
+        self._tables = decoder.embedding.constants
         self._marks_drafted = any(value.name == "drafted" for value in engine.interface(graph).inputs)
         self._calls: dict[tuple[object, ...], tuple[Call, View, View]] = {}
         self._num_features = self._cache_len = 0
@@ -200,7 +200,7 @@ class EaglePass:
                 "feature_index": sources,
                 "drafted": self._kinds[step > 0].view((1,)),
                 "next_ids": tokens,
-                "embedding_table": self._table,
+                **self._tables,
                 **{name: sent[f"{name}{number}"] for name in ("positions", "write_indices", "attn_mask")},
                 "row_index": row_index,
                 **({} if self._beside is None else self._beside.behind(shape)),
@@ -253,7 +253,7 @@ class EaglePass:
             "feature_index": self._sources.view(shape),
             "drafted": self._kinds[drafted].view((1,)),
             "next_ids": self._next.view(shape),
-            "embedding_table": self._table,
+            **self._tables,
             "positions": self._positions.view(shape),
             "write_indices": self._indices.view((batch,)),
             "attn_mask": self._mask.view((batch, 1, width, cache_len)),

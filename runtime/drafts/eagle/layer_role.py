@@ -13,7 +13,7 @@ from ...bundle.draft_options import DraftCache, DraftOptions, DraftPasses, Draft
 from ...bundle.schema import checked, failure, integer, optional
 from ...common.errors import BundleError
 from ...graphs.role import PASSES, GraphRole, Interface, Values
-from ...graphs.values import embedding_table, hidden_states, own_layer
+from ...graphs.values import embedding_tensors, hidden_states, own_layer
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo, Manifest
@@ -69,7 +69,7 @@ def layer_interface(manifest: Manifest, role: str) -> tuple[Values, Values]:
         "feature_index": ("int64", ("batch", "width")),
         "drafted": ("bool", (1,)),
         "next_ids": ("int64", ("batch", "width")),
-        "embedding_table": embedding_table(manifest),
+        **embedding_tensors(manifest),
         **placed,
         "row_index": ("int64", ("rows",)),
     }

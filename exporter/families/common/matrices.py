@@ -1,0 +1,61 @@
+"""Which matrices of a model `--weights` stores as integers: those of its language model's layers, and its LM head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from ....runtime.common.errors import OptionError
+from ...quantization.blocks import BLOCK
+from ...quantization.choice import HEAD, WeightsChoice
+from ...quantization.matrix import QuantizedMatrix
+
+if TYPE_CHECKING:
+    from ..languages.base import Language
+
+MOST = 128
+"""Inputs that share a scale at most."""
+
+
+def linear_modules(language: Language) -> Iterator[tuple[str, nn.Module, bool]]:
+    """(path in the language model's own class, module, whether its weight is [in, out]) of every linear module of its
+    layers, those of a text encoder too."""
+    for path, module in language.model.named_modules():
+        if path.startswith(tuple(f"{stack}." for stack in language.stacks)) and isinstance(
+            module, nn.Linear | Conv1D
+        ):
+            yield path, module, isinstance(module, Conv1D)
+
+
+def quantized_matrices(language: Language, choice: WeightsChoice, block: int) -> dict[str, QuantizedMatrix]:
+    """Tensors of the checkpoint → how they are stored. `block` inputs share a scale, fewer where a matrix has no whole
+    number of such blocks; one without whole blocks of 32 stays float.
+
+    OptionError for parts that no matrix has in its name, and for a tied table of 4 bits.
+    """
+    modules = list(linear_modules(language))
+    choice.check_parts(path for path, _, _ in modules)
+    matrices: dict[str, QuantizedMatrix] = {}
+
+    def add(name: str, dtype: str | None, width: int, transposed: bool = False) -> None:
+        own = math.gcd(width, block)
+        if dtype is not None and own >= BLOCK:
+            matrices[name] = QuantizedMatrix(dtype, own, transposed=transposed)
+
+    for path, module, transposed in modules:
+        shape = module.weight.shape
+        name = language.named(path)(".weight")
+        add(name, choice.dtype_of(path), shape[0 if transposed else 1], transposed)
+    head, tied = language.head.names[0], language.head.names == language.embedding.names
+    dtype = choice.dtype_of(HEAD)
+    if tied and dtype == "int4":
+        raise OptionError(
+            f"--weights {choice}: this model's LM head is its embedding table, too, of which single tokens are read: 4 bits do "
+            f"not do that; give {HEAD}=int8"
+        )
+    add(head, dtype, language.head.shape[1])
+    return matrices
