@@ -43,15 +43,15 @@ class Way:
 
 
 def ways_to_draft(manifest: Manifest, drafts: Sequence[DraftInfo]) -> Iterator[Way]:
-    """Chains and, where a draft proposes them, trees of all sizes by every draft, and chains that are always wrong: on the
-    trunk and by all segments, where there are such drafts."""
+    """Chains and, where a draft proposes them and they are exact, trees of all sizes by every draft, and chains that are
+    always wrong: on the trunk and by all segments, where there are such drafts."""
     most = manifest.widest_tree - 1
     lengths = sorted({min(length, most) for length in (*LENGTHS, most)})
     for draft in drafts:
         longest = draft.options.most_tokens or most
         for length in sorted({min(length, longest) for length in lengths}):
             yield Way(draft.name, length)
-        if draft.options.offers_trees:
+        if draft.options.offers_trees and manifest.exact_trees:
             for nodes in lengths[1:]:
                 yield Way(draft.name, min((nodes + 1) // 2, longest), nodes)
     kinds = {draft.layer is None: draft for draft in reversed(drafts)}

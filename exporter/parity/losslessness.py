@@ -121,7 +121,7 @@ def _arms(manifest: Manifest, drafts: Sequence[DraftInfo]) -> list[tuple[str, st
     arms += [
         (f"{draft.name} (trees)", draft.name, {"draft_nodes": nodes})
         for draft in drafts
-        if draft.options.offers_trees
+        if draft.options.offers_trees and manifest.exact_trees
     ]
     return [*arms, (f"{WRONG} ({drafts[0].name})", drafts[0].name, {})]
 

@@ -407,6 +407,12 @@ class Manifest(Part):
         """Most nodes of a token tree, its root included: as many as a pass has positions."""
         return self.limits.max_width if self.verify_width is None else self.verify_width
 
+    @property
+    def exact_trees(self) -> bool:
+        """Whether trees may be verified. A node behind a sibling lies in another slot than in plain decoding, where attention
+        adds in another order: of floats the last bits change, of rows that are rounded to 8 bits whole steps."""
+        return self.target_weights is None
+
     def draft(self, name: str) -> DraftInfo | None:
         """The draft or the combination of drafts (`combined_drafts.py`) called `name`, or None."""
         entry = next((draft for draft in self.drafts if draft.name == name), None)

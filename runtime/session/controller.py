@@ -22,7 +22,8 @@ def make_controller(
     costs = with_combinations(pick_costs(manifest, machine, threads), manifest.drafts)
     costs = replace(costs, least=manifest.verify_width or least)
     most = Budget.chain(manifest.widest_tree - 1)
-    trees, chains = measured_trees(manifest), measured_chains(manifest)
+    trees = measured_trees(manifest) if manifest.exact_trees else {}
+    chains = measured_chains(manifest)
     untrained = [draft.name for draft in manifest.drafts if not draft.trained]
     heads = {draft.name: n for draft in manifest.drafts if (n := draft.options.most_tokens) is not None}
     return Adaptive(costs, most, learn, threshold, trees, chains, untrained, heads)

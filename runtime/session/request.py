@@ -54,6 +54,11 @@ def resolve(
         if value is not None and value >= widest:
             limit = "bundle's max_width" if manifest.verify_width is None else "session's verify_width"
             raise OptionError(f"{name}: {value} is above {widest - 1} (the {limit} is {widest})")
+    if options.draft_nodes is not None and not manifest.exact_trees:
+        raise OptionError(
+            f"draft_nodes: {options.draft_nodes} asks for trees, which a target of integer weights verifies with other bits "
+            "than plain decoding; give draft_length alone"
+        )
     seed = 0 if options.seed is None else options.seed
     sampling = Sampling(options.temperature, options.top_k, options.top_p, seed, options.min_p)
     if options.seed is None and not sampling.greedy:
@@ -98,7 +103,8 @@ def resolve(
     if length is None and nodes is None and learn not in ("off", "confidence"):
         return Settings(**request, draft=chosen, draft_length=None, policy=controller(learn, threshold))
     if length is None and nodes is None and chosen.name == defaults.draft:
-        nodes = None if defaults.draft_nodes is None else min(defaults.draft_nodes, widest - 1)
+        trees = defaults.draft_nodes is not None and manifest.exact_trees
+        nodes = min(defaults.draft_nodes or 0, widest - 1) if trees else None
     if length is None:
         length = min(chosen.options.most_tokens or defaults.draft_length, widest - 1)
     policy = FixedLength(length, threshold, nodes)

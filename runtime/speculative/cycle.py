@@ -124,11 +124,14 @@ class Cycle:
         self._watching = [each for each in drafting if each is not None and each.needs_passes]
 
     def _budgets(self) -> list[Budget]:
-        """What the policies allot, within what each sequence may still emit and a pass may hold."""
+        """What the policies allot, within what each sequence may still emit and a pass may hold; chains where trees are not
+        exact."""
+        exact_trees = self.decoder.manifest.exact_trees
         budgets, widest = [NOTHING] * len(self.sequences), self.decoder.widest_tree - 1
         for policy, group in self._policies:
             for sequence, budget in zip(group, allot_batch(policy, group), strict=True):
-                budgets[sequence.batch_index] = budget.within(widest, sequence.left - 1)
+                budget = budget.within(widest, sequence.left - 1)
+                budgets[sequence.batch_index] = budget if exact_trees else Budget.chain(budget.depth)
         return budgets
 
     def _stays_on_device(self, budgets: Items[Budget]) -> bool:

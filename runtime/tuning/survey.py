@@ -66,11 +66,15 @@ Requests = Sequence[Mapping[str, Any]]
 """`image` and `prompt` of each."""
 
 
-def budgets(draft: DraftInfo, widest: int) -> list[Budget]:
-    """What a draft is observed under, at most `widest` drafted tokens."""
+def budgets(draft: DraftInfo, widest: int, exact_trees: bool = True) -> list[Budget]:
+    """What a draft is observed under, at most `widest` drafted tokens; chains where trees are not exact."""
     options = draft.options
     depth = min(options.most_tokens or CHAIN, widest)
-    trees = [Budget(nodes, depth) for nodes in TREES if depth < nodes <= widest and options.offers_trees]
+    trees = [
+        Budget(nodes, depth)
+        for nodes in TREES
+        if exact_trees and depth < nodes <= widest and options.offers_trees
+    ]
     return [Budget.chain(depth), *trees]
 
 
@@ -149,7 +153,11 @@ class Calibration:
         self._combined = combinations(self._drafts)
         widest = manifest.widest_tree - 1
         self._plain = Arm()
-        self._arms = [Arm(draft.name, budget) for draft in self._drafts for budget in budgets(draft, widest)]
+        self._arms = [
+            Arm(draft.name, budget)
+            for draft in self._drafts
+            for budget in budgets(draft, widest, manifest.exact_trees)
+        ]
         self._arms += [Arm(name, Budget.chain(min(CHAIN, widest))) for name in self._combined]
         self._shuffle = random.Random(0)
         self._looked_at: list[Mapping[str, Any]] = []
@@ -281,7 +289,13 @@ class Calibration:
         """Of what these arms show, and of the best trees that they tell of, fastest first."""
         table, known = self._timed[0], self._known(arms)
         entries = predictions(table, known)
-        widest = self._session.bundle.manifest.widest_tree - 1
+        manifest = self._session.bundle.manifest
+        if not manifest.exact_trees:
+            return sorted(
+                (entry for entry in entries if entry.budget.nodes == entry.budget.depth),
+                key=lambda entry: -entry.speedup,
+            )
+        widest = manifest.widest_tree - 1
         for name, trees in observed_trees(self._drafts, known).items():
             mine = [entry.budget for entry in entries if entry.draft == name]
             # What a decoded budget became may be smaller than it: the same tree by another name.
