@@ -21,7 +21,9 @@ from vlmexport.runtime.decoder import masks
 from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.forward_passes import ForwardPasses
 from vlmexport.runtime.decoder.least_width import probe_least_width
+from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.session.widths import kernels_of, open_decoder
+from vlmexport.runtime.tuning.survey import budgets
 
 from tests.support.engines.narrow_rounding import NarrowRounding
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
@@ -47,17 +49,28 @@ def quantized(tiny: TinyBundle) -> Bundle:
 
 @contextmanager
 def opened(
-    tiny: TinyBundle, column: str = "cpu", batch: int = 1, probe: bool = True, least: int = LEAST
+    tiny: TinyBundle,
+    column: str = "cpu",
+    batch: int = 1,
+    probe: bool = True,
+    least: int = LEAST,
+    way: str = "",
 ) -> Iterator[Session]:
+    """`way` "tree": a bundle of floats, which alone verifies trees, with the width that the probe found of integers."""
     bundle = quantized(tiny)
     engine: Any = NarrowRounding(tiny.path, bundle.manifest, least=least)
     if column in DEVICES:
         engine = DEVICES[column](bundle.manifest, engine)
-    if probe:
+    if way == "tree":
+        bundle = tiny.bundle
+        decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_batch=batch)
+        if probe:
+            decoder.set_least_width(probe_least_width(decoder) or 0)
+    elif probe:
         bundle, decoder = open_decoder(bundle, engine, None, batch)
-        assert decoder.passes.least_width >= least
     else:
         decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_batch=batch)
+    assert not probe or decoder.passes.least_width >= least
     with Session(bundle, decoder, None) as session:
         yield session
         if column in DEVICES:
@@ -136,7 +149,7 @@ def test_what_is_stored_is_taken(tiny_bundle: Callable[[str], TinyBundle]) -> No
 def test_drafts_change_no_token(
     tiny_bundle: Callable[[str], TinyBundle], family: str, column: str, way: str
 ) -> None:
-    with opened(tiny_bundle(family), column) as session:
+    with opened(tiny_bundle(family), column, way=way) as session:
         plain = plainly(session, prompt())
         assert foreseen(session, way, plain, prompt()) == plain
         assert session.bundle.manifest.verify_width is None, "nothing is capped"
@@ -145,7 +158,7 @@ def test_drafts_change_no_token(
 @pytest.mark.parametrize("way", WAYS)
 def test_without_least_width_tokens_differ(tiny_bundle: Callable[[str], TinyBundle], way: str) -> None:
     """The engine is what the tests need."""
-    with opened(tiny_bundle("llama-two-cuts"), probe=False) as session:
+    with opened(tiny_bundle("llama-two-cuts"), probe=False, way=way) as session:
         plain = plainly(session, prompt())
         assert foreseen(session, way, plain, prompt()) != plain
 
@@ -213,6 +226,23 @@ def test_up_to_the_last_position(tiny_bundle: Callable[[str], TinyBundle]) -> No
     decoder = Decoder(device, quantized(tiny).manifest, bundle.tensor)
     decoder.set_least_width(4)
     assert decoder.max_length == limits.max_length - 3, "a plan's cache cannot be longer"
+
+
+def test_trees_of_integers_become_chains(tiny_bundle: Callable[[str], TinyBundle]) -> None:
+    """A node behind a sibling lies in another slot than in plain decoding: attention gives other bits there."""
+    with opened(tiny_bundle("llama-two-cuts"), least=1) as session:
+        for options in ({"draft_nodes": 7}, {"draft_nodes": 7, "draft_length": 3}):
+            with pytest.raises(OptionError, match="draft_nodes: 7 asks for trees"):
+                session.generate_tokens(prompt(), draft="medusa", **options)
+        decoder, verified = session.decoder, []
+        full = decoder.full
+        decoder.full = lambda *trees: (verified.extend(trees), full(*trees))[1]  # type: ignore[method-assign]
+        policy = FixedLength(3, None, 7)
+        session.generate_tokens(prompt(), draft="medusa", policy=policy, max_new_tokens=12, ignore_eos=True)
+        assert max(len(tree.tokens) for tree in verified) > 2 and all(tree.is_chain for tree in verified)
+        assert budgets(session.bundle.manifest.drafts[0], 19, exact_trees=False) == [
+            budgets(session.bundle.manifest.drafts[0], 19)[0]
+        ]
 
 
 def test_reused_prompts(tiny_bundle: Callable[[str], TinyBundle]) -> None:
