@@ -22,6 +22,7 @@ STAGES = {
     "parity": "Comparing with PyTorch",
     "plans": "Building TensorRT plans",
     "lossless": "Checking losslessness",
+    "certificate": "Certifying",
 }
 """Stage, as `progress(stage, done, total)` calls it → its name for people."""
 

@@ -50,6 +50,7 @@ class Decoder:
         self.engine, self.manifest = engine, manifest
         self.max_length = manifest.limits.max_length if max_length is None else max_length
         self.max_width, self.widest_tree = manifest.limits.max_width, manifest.widest_tree
+        self.exact_trees = manifest.exact_trees
         info, self._end = manifest.decoder, len(manifest.segments)
         self.arena = self._allocate_arena(max_batch)
         capacity = self.arena.capacity

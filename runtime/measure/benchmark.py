@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bundle.stored_costs import StoredCosts, with_combinations
 from ..common.errors import OptionError
-from ..session.widths import kernels_of, pads_up
+from ..session.widths import kernels_of
 from ..speedup.cost_model import CostTable
 from .benchmark_report import Arm, engine_of, report_of
 from .pass_costs import runnable
@@ -161,6 +161,6 @@ def measured_costs(session: Session, table: CostTable, cache_len: int) -> Stored
     date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     engine = engine_of(session)
     entry = StoredCosts.of(table, engine.machine, session.threads or 1, date, cache_len)
-    if session.max_batch > 1 or not pads_up(session.bundle.manifest):
+    if session.least_width is None:
         return entry
-    return replace(entry, least_width=session.decoder.passes.least_width, kernels=kernels_of(engine))
+    return replace(entry, least_width=session.least_width, kernels=kernels_of(engine))

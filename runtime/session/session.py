@@ -34,7 +34,7 @@ from .prefix_cache import CachedRequest
 from .request import Settings, resolve
 from .result import Result
 from .stream import Stream, run_alone
-from .widths import note_of, open_decoder
+from .widths import note_of, open_decoder, pads_up
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,6 +59,9 @@ class Session:
         )
         self._machine, self._note = decoder.engine.machine, note_of(bundle.manifest, decoder)
         self.max_length, self.max_batch = decoder.max_length, decoder.arena.max_batch
+        self._padded_to = decoder.passes.least_width
+        self.least_width = self._padded_to if pads_up(bundle.manifest) and self.max_batch == 1 else None
+        """What passes of one sequence are padded to, of a bundle with integer weights; None: of others, and of batches."""
         self._family = get_family(bundle.manifest.model.family)
         self._plain_text = PlainText(self.bundle)
         self._proposers: dict[str, Proposer] = {}
@@ -349,7 +352,7 @@ class Session:
         if controller is None:
             controller = make_controller(
                 self.bundle.manifest, self._machine, self.threads or 1, learn, threshold,
-                self.decoder.passes.least_width,
+                self._padded_to,
             )  # fmt: skip
             self._controllers[learn, threshold] = controller
         return controller

@@ -126,7 +126,7 @@ class Cycle:
     def _budgets(self) -> list[Budget]:
         """What the policies allot, within what each sequence may still emit and a pass may hold; chains where trees are not
         exact."""
-        exact_trees = self.decoder.manifest.exact_trees
+        exact_trees = self.decoder.exact_trees
         budgets, widest = [NOTHING] * len(self.sequences), self.decoder.widest_tree - 1
         for policy, group in self._policies:
             for sequence, budget in zip(group, allot_batch(policy, group), strict=True):

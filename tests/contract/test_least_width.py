@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
@@ -21,8 +22,10 @@ from vlmexport.runtime.decoder import masks
 from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.forward_passes import ForwardPasses
 from vlmexport.runtime.decoder.least_width import probe_least_width
+from vlmexport.runtime.measure.benchmark import measured_costs
 from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.session.widths import kernels_of, open_decoder
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve
 from vlmexport.runtime.tuning.survey import budgets
 
 from tests.support.engines.narrow_rounding import NarrowRounding
@@ -124,6 +127,18 @@ def test_float_bundles_are_not_probed(tiny_bundle: Callable[[str], TinyBundle]) 
     assert decoder.passes.least_width == 1
     limits = tiny.bundle.manifest.limits
     assert decoder.arena.capacity == limits.max_length + limits.max_width
+
+
+def test_pass_times_are_stored_with_it(tiny_bundle: Callable[[str], TinyBundle]) -> None:
+    table = CostTable(Curve({1: 1.0}))
+    with opened(tiny_bundle("llama")) as session:
+        session.decoder.engine.threads = session.threads = 1
+        entry = measured_costs(session, table, 64)
+        assert (entry.least_width, entry.kernels) == (LEAST, f"narrow-rounding {ort.__version__}")
+        manifest = replace(session.bundle.manifest, costs=[entry.to_json()])
+        assert stored_least_width(manifest, entry.machine, 1, kernels_of(session.decoder.engine)) == LEAST
+    with opened(tiny_bundle("llama"), batch=2) as session:
+        assert measured_costs(session, table, 64).least_width is None, "of one sequence alone"
 
 
 def test_what_is_stored_is_taken(tiny_bundle: Callable[[str], TinyBundle]) -> None:

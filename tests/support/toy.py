@@ -44,6 +44,7 @@ class ToyDecoder:
     """`Decoder` whose caches are lists of tokens. Node rows of a pass are scratch until they are accepted."""
 
     widest_tree = 9
+    exact_trees = True
     on_device = None
 
     def __init__(

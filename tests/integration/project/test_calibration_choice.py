@@ -107,7 +107,7 @@ def test_first_requests_rule_out_candidates() -> None:
 
 def test_every_drafting_method_appears_once() -> None:
     draft = DraftInfo.parse({"name": "heads", "kind": "medusa", "heads": 4, "ranks": 10}, "draft")
-    manifest = SimpleNamespace(drafts=[draft], widest_tree=16)
+    manifest = SimpleNamespace(drafts=[draft], widest_tree=16, exact_trees=True)
     ways = script.every_way(manifest, [Arm("heads", Budget(4, 4)), Arm("heads", Budget(6, 3))])
     trees = [f"heads, tree of {n}, {d} deep" for n, d in ((6, 3), (8, 4), (15, 4))]
     assert sorted(ways) == sorted(["plain", *trees, *(f"heads × {n}" for n in range(1, 5))])

@@ -77,6 +77,7 @@ SESSION: Any = SimpleNamespace(
         manifest=SimpleNamespace(
             drafts=[HEADS, SLOW],
             widest_tree=10,
+            exact_trees=True,
             decoder=SimpleNamespace(num_layers=4),
             model=SimpleNamespace(source="model", fingerprint="f"),
             acceptance=[],
@@ -84,6 +85,7 @@ SESSION: Any = SimpleNamespace(
     ),
     decoder=SimpleNamespace(engine=SimpleNamespace(machine="m", graphs={})),
     threads=1,
+    least_width=None,
 )
 REQUESTS = [{"number": number} for number in range(12)]
 
