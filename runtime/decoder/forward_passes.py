@@ -48,8 +48,7 @@ class ForwardPasses:
         """Tokens of every pass but prefill, where kernels give other bits at other widths; None: as many as are
         verified."""
         self.least_width = 1
-        """Tokens of the narrowest pass of a sequence, where kernels give other bits at fewer; at most `max_width`
-        (`Decoder.set_least_width`)."""
+        """Tokens of the narrowest pass of a sequence, where kernels give other bits at fewer (`set_least_width`)."""
         info = self._info = manifest.decoder
         capacity, size = arena.capacity, info.hidden_size
         mask_dtype = engine.dtype("segment.0", "attn_mask")

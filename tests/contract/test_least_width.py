@@ -193,11 +193,11 @@ def test_drafts_of_the_bundle(
     tiny_bundle: Callable[[str], TinyBundle], family: str, options: dict[str, Any], column: str
 ) -> None:
     """Trunk and tail; on a device whole cycles, token feedback included."""
-    target = {name: options[name] for name in options if not name.startswith("draft")}
-    proposed = 0
+    target: dict[str, Any] = {name: options[name] for name in options if not name.startswith("draft")}
+    proposed, drafting = 0, {"draft_length": 4} | options
     with opened(tiny_bundle(family), column) as session:
         for first in range(3):
-            drafted = session.generate_tokens(prompt(first=first), **LONG, **{"draft_length": 4} | options)
+            drafted = session.generate_tokens(prompt(first=first), **LONG, **drafting)
             assert drafted.tokens == plainly(session, prompt(first=first), **target)
             proposed += drafted.stats.proposed
     assert proposed > 0
@@ -246,7 +246,8 @@ def test_up_to_the_last_position(tiny_bundle: Callable[[str], TinyBundle]) -> No
 def test_trees_of_integers_become_chains(tiny_bundle: Callable[[str], TinyBundle]) -> None:
     """A node behind a sibling lies in another slot than in plain decoding: attention gives other bits there."""
     with opened(tiny_bundle("llama-two-cuts"), least=1) as session:
-        for options in ({"draft_nodes": 7}, {"draft_nodes": 7, "draft_length": 3}):
+        trees: list[dict[str, Any]] = [{"draft_nodes": 7}, {"draft_nodes": 7, "draft_length": 3}]
+        for options in trees:
             with pytest.raises(OptionError, match="draft_nodes: 7 asks for trees"):
                 session.generate_tokens(prompt(), draft="medusa", **options)
         decoder, verified = session.decoder, []
