@@ -194,7 +194,8 @@ def test_drafts_of_the_bundle(
 ) -> None:
     """Trunk and tail; on a device whole cycles, token feedback included."""
     target: dict[str, Any] = {name: options[name] for name in options if not name.startswith("draft")}
-    proposed, drafting = 0, {"draft_length": 4} | options
+    drafting: dict[str, Any] = {"draft_length": 4} | options
+    proposed = 0
     with opened(tiny_bundle(family), column) as session:
         for first in range(3):
             drafted = session.generate_tokens(prompt(first=first), **LONG, **drafting)
@@ -226,7 +227,7 @@ def test_up_to_the_last_position(tiny_bundle: Callable[[str], TinyBundle]) -> No
     with opened(tiny) as session:
         assert session.max_length == limits.max_length
         length = limits.max_length - limits.max_width
-        options = {"max_new_tokens": limits.max_length, "ignore_eos": True}
+        options: dict[str, Any] = {"max_new_tokens": limits.max_length, "ignore_eos": True}
         plain = session.generate_tokens(prompt(length), **options, draft="none").tokens
         drafted = session.generate_tokens(
             prompt(length), **options, draft="early-exit", draft_length=limits.max_width - 1
