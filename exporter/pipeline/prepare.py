@@ -14,6 +14,7 @@ from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..common.lengths import check_length
 from ..drafts.selection import select_drafts, set_precisions
 from ..families.common.base import Family
+from ..families.common.matrices import round_weights
 from ..families.registry import family_for
 from ..output import check_output, check_space
 from .checks import check_early, estimated_bytes
@@ -21,7 +22,6 @@ from .describe import describe
 from .links import check_links
 from .prepared import Prepared
 from .request import ROUND, TEXT, BuildRequest
-from .target_weights import round_weights
 
 if TYPE_CHECKING:
     from ..drafts.selection import DraftSelection
