@@ -19,6 +19,7 @@ from onnx_ir.passes.common import (
 from onnxscript import optimizer
 
 from .hooks import OPSET
+from .merge_heads import merge_heads
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def clean(
     fold_transposes(graph, weights)  # type: ignore[arg-type]
     if merge_linears:
         merge_parallel_linears(graph, weights)  # type: ignore[arg-type]
+        merge_heads(graph)  # type: ignore[arg-type]
     RemoveUnusedNodesPass()(model)
     strip_defaults(graph)
     used = {v for node in graph for v in node.inputs if v is not None} | set(graph.outputs)

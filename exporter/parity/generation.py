@@ -23,13 +23,16 @@ NEAR_TIE = 1e-4
 
 def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_tokens: int = 24) -> ParityRow:
     """Plain greedy decoding of one request in both; raises ExportError where the tokens differ without a near-tie."""
+    from ...runtime.engines.onnxruntime import OnnxRuntimeCpu
     from ...runtime.session.session import Session
 
     limits = bundle.manifest.limits
     prompt = compared_prompt(bundle.manifest)
     image = None if family.vision is None else odd_picture(0)
     budget = min(max_new_tokens, max(1, limits.max_length // 2))
-    with Session.load(bundle, device="cpu") as session:
+    # Integer weights as floats: what an engine makes of them on a device is compared with itself.
+    engine = OnnxRuntimeCpu(bundle.path, bundle.manifest, reading=bundle.reading, float_weights=True)
+    with Session.on(engine, bundle) as session:
         result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, speculative=False)
     tokens = [int(t) for t in result.tokens]
     inputs = collate(family, [family.reference_prompt(image, prompt)], left=True)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ...runtime.engines.onnxruntime import use_global_pool
+from ...runtime.engines.onnxruntime import fold_integers, use_global_pool
 from ..common.memory import GraphMemory, graph_memory, node_prefix
 
 Feeds = Mapping[str, np.ndarray]
@@ -30,8 +30,7 @@ class GraphRunner:
         self._options = ort.SessionOptions()
         self._options.use_per_session_threads = False
         self._options.log_severity_level = 4
-        # Products with integer weights in float32: ONNX Runtime would round the activations before them to 8 bits, too.
-        self._options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+        fold_integers(self._options)
         self._open: tuple[str, ort.InferenceSession] | None = None
 
     def run(self, file: str, feeds: Feeds) -> dict[str, np.ndarray]:

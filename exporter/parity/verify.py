@@ -18,6 +18,8 @@ from ..common.memory import return_large_buffers
 from ..drafts import left_out
 from ..drafts.common.base import Draft
 from ..drafts.folders import open_draft, shipped_drafts
+from ..families.common.matrices import round_weights
+from ..families.registry import family_for
 from . import check_parity
 from .certificate import certificate_failures, certify
 from .losslessness import LosslessRow, check_losslessness, failures
@@ -102,6 +104,9 @@ def verify_bundle(
             f"the bundle was built from other weights ({bundle.manifest.model.fingerprint[:19]}) than {model} ({identity[:19]})"
         )
         return report
+    weights = bundle.manifest.target_weights
+    if weights is not None and weights.choice is not None:
+        round_weights(checkpoint, family_for(checkpoint), weights.choice, weights.block)
     drafts = _drafts(bundle, checkpoint, draft_folders, report)
     runnable = bundle.manifest.model.family in FAMILIES
     try:

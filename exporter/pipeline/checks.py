@@ -26,6 +26,7 @@ from ..families.common.reference import reference_inputs
 from ..families.common.sample_inputs import CONVERSATIONS, SENTENCE, Sample, odd_picture
 from ..graphs.meta_model import signature
 from ..graphs.traced_module import TraceInput, trace
+from ..quantization.matrix import integer_bytes
 from .text import core_tokenizer, template_file
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _try_requests(prepared: Prepared, sample: Sample) -> None:
 def estimated_bytes(prepared: Prepared) -> int:
     """The bundle's bytes, from the checkpoint's shapes alone (graphs say exactly, once they are traced).
 
-    Tensors that a parameter of the model's class is read from count once, tied tables as one; integers are never
+    Tensors that a parameter of the model's class is read from count once, tied tables as one; buffers of integers are never
     stored. TensorRT plans hold every weight once more.
     """
     checkpoint, language, manifest = prepared.checkpoint, prepared.family.language, prepared.manifest
@@ -186,10 +187,13 @@ def estimated_bytes(prepared: Prepared) -> int:
     if prepared.request.link_weights:
         places = {stored: tensors.place(stored) for stored in used}
         used = {s for s, place in places.items() if place is None or place.dtype != manifest.weights_dtype}
+    integers = {s: kind for s in used if (kind := getattr(tensors, "quantized", {}).get(s)) is not None}
+    used -= integers.keys()
+    own = sum(integer_bytes(kind, math.prod(tensors.shape(stored))) for stored, kind in integers.items())
     count = sum(math.prod(tensors.shape(stored)) for stored in used)
     networks = [getattr(draft, "network", None) for draft in prepared.selection.drafts]
     count += sum(p.numel() for network in networks if network is not None for p in network.parameters())
     item = ITEM_SIZES[manifest.weights_dtype]
     if prepared.plans is not None:
         item += 4 if prepared.plans.precision in ("fp32", "float32") else 2
-    return count * item + SPARE_BYTES
+    return count * item + own * (1 if prepared.plans is None else 2) + SPARE_BYTES

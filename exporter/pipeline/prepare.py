@@ -14,6 +14,7 @@ from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..common.lengths import check_length
 from ..drafts.selection import select_drafts, set_precisions
 from ..families.common.base import Family
+from ..families.common.matrices import round_weights
 from ..families.registry import family_for
 from ..output import check_output, check_space
 from .checks import check_early, estimated_bytes
@@ -21,7 +22,7 @@ from .describe import describe
 from .links import check_links
 from .prepared import Prepared
 from .request import ROUND, TEXT, BuildRequest
-from .target_weights import round_weights
+from .target_weights import describe_target_weights
 
 if TYPE_CHECKING:
     from ..drafts.selection import DraftSelection
@@ -57,7 +58,7 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     )
     set_precisions(selection, request.draft_precision)
     _round_weights(request, checkpoint, family)
-    plans = _plan_options(request, family, selection)
+    plans = _plan_options(request, checkpoint, family, selection)
     manifest = describe(request, checkpoint, family, selection)
     prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
     check_early(prepared)
@@ -96,13 +97,15 @@ def _round_weights(request: BuildRequest, checkpoint: Checkpoint, family: Family
     )
 
 
-def _plan_options(request: BuildRequest, family: Family, selection: DraftSelection) -> PlanOptions | None:
+def _plan_options(
+    request: BuildRequest, checkpoint: Checkpoint, family: Family, selection: DraftSelection
+) -> PlanOptions | None:
     """The TensorRT plans that were asked for; raises when they cannot be built here."""
     if request.backend is None:
         return None
-    from ..tensorrt.options import PlanOptions, check_drafts, resolve
+    from ..tensorrt.options import PlanOptions, check_integers, resolve
 
     options = PlanOptions(request.backend, request.plan_target, request.plan_precision, request.lowering)
     wanted = resolve(options, family.decoder_name, request.precision)
-    check_drafts(wanted, selection.precisions)
+    check_integers(wanted, selection.precisions, describe_target_weights(checkpoint, family, request.weights))
     return options

@@ -1,16 +1,11 @@
-"""`--weights`: the target's matrices become integers while they are read, and the manifest says so."""
+"""What a manifest says of a target of integers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.target_weights import TargetWeights
-from ...runtime.common.errors import OptionError
-from ..families.common.matrices import quantized_matrices
-from ..quantization.choice import parse_weights
-from ..quantization.rounded import RoundedTensors
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
@@ -18,22 +13,6 @@ if TYPE_CHECKING:
 
 ROUNDING = "rounding"
 """The method of a build's own integers."""
-
-
-def round_weights(
-    checkpoint: Checkpoint, family: Family, weights: str | None, block: int, folder: Path | None = None
-) -> None:
-    """Lets the matrices of `checkpoint` that `weights` names be read as integers. `folder` is where those wait that were
-    rounded. OptionError for a checkpoint that is quantized already, and as `quantized_matrices`."""
-    if weights is None:
-        return
-    if getattr(checkpoint.tensors, "quantized", None):
-        raise OptionError(
-            f"--weights {weights}: the weights of {checkpoint.source} are integers already; leave it out"
-        )
-    matrices = quantized_matrices(family.language, parse_weights(weights), block)
-    if matrices:
-        checkpoint.tensors = RoundedTensors(checkpoint.tensors, matrices, folder)  # type: ignore[assignment]
 
 
 def describe_target_weights(

@@ -45,3 +45,10 @@ def matrix_of(name: str) -> str:
         if name.endswith(suffix):
             return name.removesuffix(suffix)
     return name
+
+
+def integer_bytes(matrix: QuantizedMatrix, count: int) -> int:
+    """What a matrix of `count` numbers takes, about: its integers, scales of 4 bytes and zero points."""
+    blocks = count // matrix.block
+    numbers = count + (blocks if matrix.zero_points else 0)
+    return (-(-numbers // 2) if matrix.dtype == "int4" else numbers) + 4 * blocks

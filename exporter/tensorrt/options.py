@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.bundle.manifest import LOWERINGS as FORMS
+from ...runtime.bundle.target_weights import TargetWeights
 from ...runtime.common.errors import OptionError
 from ..graphs.retype import WIDE_RESIDUAL
 from .api import TensorRT, load_tensorrt, resolve_target
@@ -59,9 +60,16 @@ def resolve(options: PlanOptions, decoder: str = "llama", source: str = "float32
     return Resolved(library, target, capability, precision, lowering, options.lean)
 
 
-def check_drafts(wanted: Resolved, precisions: Mapping[str, str | None]) -> None:
-    """Raises OptionError where portable plans are asked for of drafts (name → dtype of their matrices) that are integers:
-    the operators of `exporter/lowering/opset.py` have no integer weights in blocks."""
+def check_integers(
+    wanted: Resolved, precisions: Mapping[str, str | None], target: TargetWeights | None = None
+) -> None:
+    """Raises OptionError where portable plans are asked for of drafts (name → dtype of their matrices) or of a `target` of
+    integers: the operators of `exporter/lowering/opset.py` have no integer weights in blocks."""
+    if target is not None and wanted.lowering == PORTABLE:
+        raise OptionError(
+            f"portable plans cannot hold the model's integer weights ({target.dtype}); use --lowering native, where TensorRT "
+            "is 10.15 or newer, or build the bundle without --weights"
+        )
     light = [f"{name} ({dtype})" for name, dtype in precisions.items() if dtype in ("int8", "int4")]
     if light and wanted.lowering == PORTABLE:
         raise OptionError(

@@ -123,8 +123,15 @@ class OnnxRuntimeCpu(Engine):
     host_memory = True
 
     def __init__(
-        self, folder: Path, manifest: Manifest, threads: int | None = None, reading: Reading = unwatched
+        self,
+        folder: Path,
+        manifest: Manifest,
+        threads: int | None = None,
+        reading: Reading = unwatched,
+        *,
+        float_weights: bool = False,
     ):
+        """`float_weights`: integers become float32 when they are loaded (`fold_integers`)."""
         super().__init__(_graphs(manifest))
         self._folder, self._reading = Path(folder), reading
         self._weights = (manifest.weights.file, *manifest.weights.linked)
@@ -137,6 +144,7 @@ class OnnxRuntimeCpu(Engine):
         # thread as on two, and does not stumble when other programs take a core.
         self._pooled = threads is not None or manifest.weights.total >= SINGLE_THREAD_BYTES
         self.threads = use_global_pool(threads) if self._pooled else 1
+        self._float_weights = float_weights
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._calls = BoundCalls()
 
@@ -192,10 +200,13 @@ class OnnxRuntimeCpu(Engine):
     def _load(self, graph: str) -> ort.InferenceSession:
         info, begin = self.interface(graph), time.perf_counter()
         refuse(self._folder / info.file)
+        options = session_options(self._pooled)
+        if self._float_weights:
+            fold_integers(options)
         try:
             session = ort.InferenceSession(
                 str(self._folder / info.file),
-                session_options(self._pooled),
+                options,
                 providers=["CPUExecutionProvider"],
                 enable_fallback=0,  # it would print, drop what a signal handler raises, and try the same again
             )
@@ -275,6 +286,12 @@ def _same_kind(declared: ValueInfo, actual: Any) -> bool:
             if isinstance(have, int) or isinstance(want, int)
         )
     )
+
+
+def fold_integers(options: ort.SessionOptions) -> None:
+    """Lets integer weights become float32 when a graph is loaded, as PyTorch has them in a reference: ONNX Runtime's own
+    products with integers round the hidden states before them to 8 bits, too."""
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
 
 
 def session_options(pooled: bool) -> ort.SessionOptions:

@@ -39,6 +39,8 @@ from .widths import note_of, open_decoder, pads_up
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..engines.base import Engine
+
 _CLOSED = "this session is closed; load the bundle again"
 _Piece = TypeVar("_Piece")
 
@@ -113,7 +115,11 @@ class Session:
             max_length = integer("max_length (of this bundle)", max_length, 1, limits.max_length)
         max_batch = integer("max_batch (of this bundle)", max_batch, 1, limits.max_batch)
         bundle = with_verify_width(bundle, verify_width_of(deprecated), "verify_width", warn)
-        engine = engines.create(bundle, device, threads, kernel_cache)
+        return cls.on(engines.create(bundle, device, threads, kernel_cache), bundle, max_length, max_batch)
+
+    @classmethod
+    def on(cls, engine: Engine, bundle: Bundle, max_length: int | None = None, max_batch: int = 1) -> Session:
+        """A session on an engine of its own for a bundle, which is closed with it; otherwise as `load`."""
         try:
             bundle, decoder = open_decoder(bundle, engine, max_length, max_batch)
             session = cls(bundle, decoder, engine.threads)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import mmap
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +19,6 @@ from tests.support.rig import ENGINES, FAMILIES, Rig
 
 KEPT = 3 * len(ENGINES)
 """Rigs that a process keeps: those of a family, with one cut and with two, and some of others."""
-
-RESIDENT_BYTES = 4 << 30
-"""Memory of a process from which it keeps fewer: `make test-all` has two, and a stolen case leaves the order of families."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -69,26 +64,17 @@ def oracle_for(tiny_bundle: Callable) -> Callable[[str], Oracle]:
 @pytest.fixture(scope="session")
 def rigs(tiny_bundle: Callable, oracle_for: Callable) -> Callable[[str, str], Rig]:
     """`rigs(name, engine)`: the bundle `name` on an engine of `rig.ENGINES`, with a new decoder at every call. Those that were
-    not asked for longest are let go: all of them take more than 10 GB in each process."""
+    not asked for longest are let go: all of them take 10 GB in each process."""
     made: dict[tuple[str, str], Rig] = {}
 
     def get(name: str, engine: str) -> Rig:
         found = made.pop((name, engine), None)
-        if len(made) >= KEPT or resident_bytes() > RESIDENT_BYTES:
+        if len(made) >= KEPT:
             let_go(made)
         made[name, engine] = found or Rig(tiny_bundle(name), engine, oracle_for(name))
         return made[name, engine] if found is None else found.fresh()
 
     return get
-
-
-def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not say it."""
-    try:
-        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
-    except OSError:
-        return 0
-    return int(pages) * mmap.PAGESIZE
 
 
 def let_go(made: dict[Any, Any]) -> None:

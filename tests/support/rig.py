@@ -9,6 +9,7 @@ import numpy as np
 from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.logits import TargetLogits
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.engines.calls import BoundCalls
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.mrope import Span, positions
 from vlmexport.runtime.images.processors import tiles
@@ -94,10 +95,12 @@ class Rig:
         self.fresh()
 
     def fresh(self) -> Rig:
-        """A new decoder (new buffers) on the same engine."""
+        """A new decoder (new buffers) on the same engine, which forgets the calls that hold the buffers of the one before."""
         limits = self.manifest.limits
         if isinstance(self.engine, DEVICES):
             self.engine = self.engine.renewed()
+        elif isinstance(calls := getattr(self.engine, "_calls", None), BoundCalls):
+            calls.clear()
         self.decoder = Decoder(
             self.engine, self.manifest, self.tiny.bundle.tensor, max_batch=limits.max_batch
         )

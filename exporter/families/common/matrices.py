@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -11,14 +12,14 @@ from transformers.pytorch_utils import Conv1D
 
 from ....runtime.common.errors import OptionError
 from ...quantization.blocks import BLOCK
-from ...quantization.choice import HEAD, WeightsChoice
+from ...quantization.choice import HEAD, WeightsChoice, parse_weights
 from ...quantization.matrix import QuantizedMatrix
+from ...quantization.rounded import RoundedTensors
 
 if TYPE_CHECKING:
+    from ...checkpoint.checkpoint import Checkpoint
     from ..languages.base import Language
-
-MOST = 128
-"""Inputs that share a scale at most."""
+    from .base import Family
 
 
 def linear_modules(language: Language) -> Iterator[tuple[str, nn.Module, bool]]:
@@ -59,3 +60,19 @@ def quantized_matrices(language: Language, choice: WeightsChoice, block: int) ->
         )
     add(head, dtype, language.head.shape[1])
     return matrices
+
+
+def round_weights(
+    checkpoint: Checkpoint, family: Family, weights: str | None, block: int, folder: Path | None = None
+) -> None:
+    """Lets the matrices of `checkpoint` that `weights` names be read as integers. `folder` is where those wait that were
+    rounded. OptionError for a checkpoint that is quantized already, and as `quantized_matrices`."""
+    if weights is None:
+        return
+    if getattr(checkpoint.tensors, "quantized", None):
+        raise OptionError(
+            f"--weights {weights}: the weights of {checkpoint.source} are integers already; leave it out"
+        )
+    matrices = quantized_matrices(family.language, parse_weights(weights), block)
+    if matrices:
+        checkpoint.tensors = RoundedTensors(checkpoint.tensors, matrices, folder)  # type: ignore[assignment]

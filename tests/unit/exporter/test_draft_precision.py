@@ -12,7 +12,8 @@ from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, Imitat
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa.medusa_network import MedusaConfig, MedusaHeads
 from vlmexport.exporter.drafts.selection import DraftSelection, set_precisions
-from vlmexport.exporter.tensorrt.options import NATIVE, PORTABLE, check_drafts
+from vlmexport.exporter.tensorrt.options import NATIVE, PORTABLE, check_integers
+from vlmexport.runtime.bundle.target_weights import TargetWeights
 from vlmexport.runtime.common.errors import OptionError
 
 
@@ -73,9 +74,13 @@ def test_portable_plans_are_refused_before_any_is_built() -> None:
     with pytest.raises(
         OptionError, match=r"medusa \(int4\); use --lowering native.*without --draft-precision"
     ):
-        check_drafts(made, {"medusa": "int4", "prompt-lookup": None, "eagle": "float16"})
-    check_drafts(made, {"medusa": "bfloat16", "prompt-lookup": None})
-    check_drafts(SimpleNamespace(lowering=NATIVE), {"medusa": "int4"})  # type: ignore[arg-type]
+        check_integers(made, {"medusa": "int4", "prompt-lookup": None, "eagle": "float16"})
+    check_integers(made, {"medusa": "bfloat16", "prompt-lookup": None})
+    check_integers(SimpleNamespace(lowering=NATIVE), {"medusa": "int4"})  # type: ignore[arg-type]
+    target = TargetWeights(dtype="int4", block=32)
+    with pytest.raises(OptionError, match=r"model's integer weights \(int4\).*without --weights"):
+        check_integers(made, {}, target)
+    check_integers(SimpleNamespace(lowering=NATIVE), {}, target)  # type: ignore[arg-type]
 
 
 def test_draft_precision_is_logged() -> None:

@@ -43,7 +43,7 @@ def test_refusals_come_before_pytorch(tiny_bundle: Callable, tmp_path: Path) -> 
         (["build", "--model", "tiny-vit-gpt", "-o", new], unknown),
         (["build", "--model", str(tmp_path / "a-file"), "-o", new], "a-file is a file; give the folder"),
         ([*build[:-1], bundle], f"{bundle} exists; choose another -o or replace it with --force"),
-        ([*build, "--precision", "int4"], "store drafts so with --draft-precision int4"),
+        ([*build, "--precision", "int4"], "store the model's matrices so with --weights int4"),
         ([*build, "--precision", "fp8"], "--precision 'fp8' is unknown; choose float32, float16 or bfloat16"),
         ([*build, "--draft-precision", "int5"], "--draft-precision 'int5' is unknown; choose int8 or int4"),
         ([*build, "--max-width", "1"], "--max-width 1 is out of range 2..1024"),
