@@ -14,7 +14,7 @@ from torch import nn
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint import Checkpoint
-from ..checkpoint.whole import load_whole
+from ..checkpoint.whole import load_whole, parameters_on_meta
 from ..common.float64 import arithmetic_as_asked
 from ..graphs.dtypes import TORCH
 
@@ -70,7 +70,7 @@ def _streamed(checkpoint: Checkpoint, dtype: torch.dtype, compute: torch.dtype =
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             part._attn_implementation = "eager"
-    with _parameters_on_meta():
+    with parameters_on_meta():
         model = checkpoint.model_class(config).to(compute)
     for name, module in model.named_modules():
         owned = list(module._parameters)
@@ -88,23 +88,6 @@ def rounded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype).float()
     return module
-
-
-@contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Parameters get shapes without memory; buffers (angles, position ids) keep their values."""
-    original = nn.Module.register_parameter
-
-    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        original(self, name, param)
-        if param is not None:
-            self._parameters[name] = nn.Parameter(param.detach().to("meta"), requires_grad=False)
-
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
 def _loader(
