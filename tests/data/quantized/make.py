@@ -7,6 +7,7 @@ needs compressed-tensors 0.20 and auto-round 0.16 (with accelerate, datasets and
 packs GPTQ's and AWQ's layouts, too. What `float32` is not written in is rounded as the library rounds it (`want`'s type).
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import json
