@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....runtime.common.errors import ExportError, UnsupportedModelError
 from .layout import Layout
-from .matrix import FLOATS, Headers, Read, StoredMatrix, matrix_shape
+from .matrix import FLOATS, ROWS, Headers, Read, StoredMatrix, matrix_shape
 from .settings import REMEDY, Settings
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -37,9 +37,12 @@ class Float8Matrix(StoredMatrix):
         if not bool(torch.isfinite(scales).all()):
             raise ExportError(f"tensor {self.parts[1]} is not finite; download it again")
         scales = scales.reshape(-1, math.ceil(into / columns)).repeat_interleave(rows, 0)[:out]
-        if columns < into:
-            scales = scales.repeat_interleave(columns, 1)[:, :into]
-        return read(self.parts[0]).float().mul_(scales)
+        weight, values = read(self.parts[0]), torch.empty(self.shape)
+        for start in range(0, out, ROWS):
+            own = scales[start : start + ROWS]
+            own = own if columns == into else own.repeat_interleave(columns, 1)[:, :into]
+            torch.mul(weight[start : start + ROWS].float(), own, out=values[start : start + ROWS])
+        return values
 
 
 def float8_matrix(headers: Headers, path: str, block: tuple[int, int] | None) -> Float8Matrix:

@@ -22,6 +22,9 @@ WIDEST_BLOCK, LEAST_BLOCK = 128, 16
 """Inputs that share a scale. Groups of more, and channels, are cut into blocks of at most 128 with the same scale. No engine
 has a kernel for blocks below 16: such a matrix is given as floats, with the same values."""
 
+ROWS = 512
+"""Outputs that are dequantized together: what that takes beside the matrix stays small."""
+
 FLOATS = ("float16", "bfloat16", "float32")
 """What scales are stored in."""
 
@@ -149,11 +152,15 @@ class IntegerMatrix(StoredMatrix):
         return torch.argsort(belongs, stable=True).to(torch.int32)
 
     def values(self, read: Read) -> Tensor:
+        integers, scales = self.integers(read), self._finite_scales(read)
         zero_points = self._group_zero_points(read) if self.zero_points else None
-        values = dequantize(self.integers(read), self._finite_scales(read), zero_points)
-        if not self.order:
-            return values
-        return torch.empty_like(values).index_copy_(1, self.input_order(read).long(), values)
+        order = self.input_order(read).long() if self.order else slice(None)
+        values = torch.empty(self.shape)
+        for start in range(0, self.shape[0], ROWS):
+            rows = slice(start, start + ROWS)
+            own = None if zero_points is None else zero_points[rows]
+            values[rows, order] = dequantize(integers[rows], scales[rows], own)
+        return values
 
     def part(self, end: str, read: Read) -> Tensor:
         """The tensor that `end`, one of the ends of `quantization/matrix.py`, stands for."""
