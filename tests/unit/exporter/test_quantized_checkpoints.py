@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.checkpoint import load as load_module
@@ -20,9 +21,10 @@ from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.checkpoint.whole import load_whole
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.parity.reference import load_reference
+from vlmexport.exporter.quantization.matrix import INTEGERS
 from vlmexport.runtime.common.errors import ExportError
 
-from tests.support import tiny_models
+from tests.support import tiny_adapters, tiny_models
 from tests.support.quantized_checkpoints import FORMS, write_quantized
 
 FLOATS = ("fp8", "fp8-dynamic")
@@ -183,6 +185,28 @@ def test_memory_counts_what_is_stored_and_what_reading_takes(folder: Callable[..
     )
     assert memory.stored < floats.stored
     assert memory.stored == sum(t.nbytes for t in load_file(path / "model.safetensors").values())
+
+
+def test_an_adapter_is_merged_into_floats(folder: Callable[..., Any], tmp_path: Path) -> None:
+    """What it changes is no integer matrix any more; the rest stays one."""
+    plain, path, values = folder("llama", "gptq-act-order")
+    config = LoraConfig(r=2, target_modules=["q_proj"])
+    tiny_adapters.train(config, plain, tmp_path)
+    checkpoint, want = open_checkpoint(path, adapter=tmp_path), open_checkpoint(plain, adapter=tmp_path)
+    queries = {name for name in values if "q_proj" in name}
+    assert len(queries) == 2 and set(checkpoint.tensors.quantized) == set(values) - queries
+    for name in values:
+        assert torch.equal(checkpoint.tensors.read(name), want.tensors.read(name).float())
+    other = next(iter(set(values) - queries))
+    assert checkpoint.tensors.shape(other + INTEGERS) == tuple(
+        checkpoint.tensors.read(other + INTEGERS).shape
+    )
+    with torch.no_grad():
+        assert torch.equal(
+            load_whole(checkpoint)(input_ids=IDS).logits, load_whole(want)(input_ids=IDS).logits
+        )
+    bases = [fingerprint(open_checkpoint(place)) for place in (plain, path)]
+    assert len({fingerprint(checkpoint), fingerprint(want), *bases}) == 4
 
 
 def test_a_missing_matrix_is_named(folder: Callable[..., Any], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from vlmexport.exporter.checkpoint.integer_tensors import IntegerTensors
-from vlmexport.exporter.checkpoint.layouts import awq, bits, compressed_tensors, gptq, matrix
+from vlmexport.exporter.checkpoint.layouts import awq, bits, compressed_tensors, float8, gptq, matrix
 from vlmexport.exporter.checkpoint.layouts.table import find_layout
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.quantization.blocks import dequantize
@@ -113,6 +113,16 @@ def test_headers_alone_tell_the_same(tmp_path: Path) -> None:
         files = opened(*made(name), tmp_path, readable=False)
         assert files.shape(NAME) == (32, 128) and not files.readable
         assert files.quantized.get(NAME) == form, name
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_parts_of_a_matrix_join(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix with more outputs than are dequantized together, and no multiple of them."""
+    files = opened(*made(name), tmp_path)
+    whole = files.read(NAME)
+    monkeypatch.setattr(matrix, "ROWS", 5)
+    monkeypatch.setattr(float8, "ROWS", 5)
+    assert torch.equal(files.read(NAME), whole)
 
 
 # --- order of inputs ---
@@ -440,6 +450,29 @@ def test_damaged_tensors_are_named(case: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=reason) as caught:
         opened(config, tensors, tmp_path).read(NAME)
     assert PATH in str(caught.value) and "\n" not in str(caught.value)
+
+
+CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda t: t[:1], lambda t: t[:0], lambda t: t.flatten(), lambda t: t[..., None], lambda t: t[..., :1],
+    lambda t: torch.cat([t, t]), lambda t: torch.cat([t, t], -1), lambda t: t.float(), lambda t: t.double(),
+    lambda t: t.to(torch.int8), lambda t: t.to(torch.int64), lambda t: t.float().to(torch.float8_e5m2), lambda t: t.bool(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_any_damage_of_shape_or_type_is_one_line_or_read(name: str, tmp_path: Path) -> None:
+    config, tensors = made(name)
+    refused = 0
+    for own in [own for own in tensors if own != "want"]:
+        for change in CHANGES:
+            changed = tensors | {own: change(tensors[own])}
+            try:
+                files = opened(config, changed, tmp_path)
+                assert files.read(NAME).shape == files.shape(NAME)
+            except VlmexportError as error:
+                refused += 1
+                assert "\n" not in str(error) and PATH in str(error)
+    assert refused > 10
 
 
 @pytest.mark.parametrize(
