@@ -27,7 +27,7 @@ class IntegerTensors(TensorFiles):
         vars(self).update(vars(files))  # the files are the same
         vars(self).pop("_fingerprint", None)
         self.readable = files.readable
-        self._files_tensors, self._layout = files, layout
+        self._stored, self._layout = files, layout
         self._matrices = {matrix.name: matrix for matrix in self._described()}
         self.quantized = {name: form for name, m in self._matrices.items() if (form := m.form) is not None}
         self.notices = layout.notices
@@ -38,7 +38,7 @@ class IntegerTensors(TensorFiles):
         )
 
     def _described(self) -> list[StoredMatrix]:
-        files = self._files_tensors
+        files = self._stored
         try:
             matrices = self._layout.matrices(files)
             if files.readable:
@@ -61,7 +61,7 @@ class IntegerTensors(TensorFiles):
     @property
     def files(self) -> TensorFiles:
         """The tensors as they are stored."""
-        return self._files_tensors
+        return self._stored
 
     @property
     def identity(self) -> str:
@@ -91,7 +91,7 @@ class IntegerTensors(TensorFiles):
 
     def _stored_bytes(self, name: str) -> int:
         matrix = self._matrices.get(name)
-        files = self._files_tensors
+        files = self._stored
         return sum(
             torch.Size(files.shape(part)).numel() * getattr(torch, files.dtype(part)).itemsize
             for part in ((name,) if matrix is None else matrix.parts)
@@ -99,27 +99,27 @@ class IntegerTensors(TensorFiles):
 
     def order(self, name: str) -> tuple[int, int]:
         matrix = self._matrices.get(matrix_of(name))
-        return self._files_tensors.order(name if matrix is None else matrix.parts[0])
+        return self._stored.order(name if matrix is None else matrix.parts[0])
 
     def shape(self, name: str) -> tuple[int, ...]:
         matrix, part = self._matrices.get(name), self._part(name)
         if matrix is not None:
             return matrix.shape
-        return self._files_tensors.shape(self._own(name)) if part is None else part[0]
+        return self._stored.shape(self._own(name)) if part is None else part[0]
 
     def dtype(self, name: str) -> str:
         part = self._part(name)
         if name in self._matrices:
             return "float32"
-        return self._files_tensors.dtype(self._own(name)) if part is None else part[1]
+        return self._stored.dtype(self._own(name)) if part is None else part[1]
 
     def place(self, name: str) -> Place | None:
         if name in self._matrices or self._part(name) is not None:
             return None
-        return self._files_tensors.place(self._own(name))
+        return self._stored.place(self._own(name))
 
     def read(self, name: str) -> torch.Tensor:
-        files = self._files_tensors
+        files = self._stored
         if name in self._matrices:
             return self._matrices[name].values(files.read)
         if self._part(name) is None:

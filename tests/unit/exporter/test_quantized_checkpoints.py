@@ -22,7 +22,7 @@ from vlmexport.exporter.checkpoint.whole import load_whole
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.quantization.matrix import INTEGERS
-from vlmexport.runtime.common.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError, UnsupportedModelError
 
 from tests.support import tiny_adapters, tiny_models
 from tests.support.quantized_checkpoints import FORMS, write_quantized
@@ -207,6 +207,28 @@ def test_an_adapter_is_merged_into_floats(folder: Callable[..., Any], tmp_path: 
         )
     bases = [fingerprint(open_checkpoint(place)) for place in (plain, path)]
     assert len({fingerprint(checkpoint), fingerprint(want), *bases}) == 4
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_what_is_no_description_is_one_line(key: str, tmp_path: Path) -> None:
+    path = tiny_models.checkpoint("qwen2.5-vl", tmp_path / "model")
+    plain = json.loads((path / "config.json").read_text("utf-8"))
+    for part in (None, "text_config"):
+        for value in (
+            "x",
+            3,
+            True,
+            [1],
+            {"a": 1},
+            {"quant_method": [1]},
+            {"quant_method": "gptq", "bits": "4"},
+        ):
+            document = json.loads(json.dumps(plain))
+            (document if part is None else document[part])[key] = value
+            (path / "config.json").write_text(json.dumps(document))
+            with pytest.raises(UnsupportedModelError) as caught:
+                open_checkpoint(path)
+            assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_a_missing_matrix_is_named(folder: Callable[..., Any], tmp_path: Path) -> None:
