@@ -115,6 +115,61 @@ def test_headers_alone_tell_the_same(tmp_path: Path) -> None:
         assert files.quantized.get(NAME) == form, name
 
 
+FOUR = {"bits": 4, "group_size": 32}
+GROUPS = {
+    "a": {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}},
+    "b": {
+        "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
+    },
+    "c": {"targets": ["re:.*attn"], "weights": None},
+}
+SAID_OTHERWISE: list[tuple[str, dict[str, Any]]] = [
+    ("awq-int4", {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", **FOUR}),
+    ("awq-int4", {"quant_method": "awq", "w_bit": 4, "q_group_size": 32, "version": "GEMM"}),
+    ("gptq-int4", {"quant_method": "gptq", "sym": True, **FOUR}),
+    ("gptq-int4-zero-points", {"quant_method": "gptq", "sym": False, "checkpoint_format": "gptq", **FOUR}),
+    ("gptq-v2-int4-zero-points", {"quant_method": "gptq", "sym": False, "format": "gptq_v2", **FOUR}),
+    ("gptq-v2-int4-zero-points", {"quant_method": "intel/auto-round", "packing_format": "auto_round:gptqmodel", **FOUR}),
+    ("gptq-int4", {"quant_method": "gptq", "bits": 8, "group_size": 64, "dynamic": {"+:.*up": FOUR, "-:.*head": {}}}),
+    ("gptq-int8-zero-points", {"quant_method": "auto-round", **FOUR, "extra_config": {PATH: {"bits": 8}, "lm_head": {"bits": 16, "data_type": "float"}}}),
+    ("ct-int4-zero-points", {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": GROUPS}),
+    ("ct-int8-channel", {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": GROUPS}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "config"), SAID_OTHERWISE)
+def test_other_configurations_of_the_same_tensors(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+    _, tensors = made(name)
+    files = opened(config, tensors, tmp_path)
+    assert torch.equal(files.read(NAME).to(tensors["want"].dtype), tensors["want"])
+    assert files.quantized[NAME] == FORMS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [("ct-float8-tensor", None), ("ct-float8-channel", None), ("ct-float8-block", [16, 32])],
+)
+def test_floats_of_8_bits_as_deepseek_and_vllm_name_them(
+    name: str, block: list[int] | None, tmp_path: Path
+) -> None:
+    _, tensors = made(name)
+    tensors[f"{PATH}.weight_scale_inv"] = tensors.pop(f"{PATH}.weight_scale")
+    tensors[f"{PATH}.input_scale"] = torch.ones(1)
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "static", "weight_block_size": block}
+    files = opened(config, tensors, tmp_path)
+    assert list(files) == [NAME] and torch.equal(files.read(NAME).to(tensors["want"].dtype), tensors["want"])
+
+
+def test_tiles_at_the_edge_are_smaller(tmp_path: Path) -> None:
+    """128 × 128 of a matrix of 200 × 300: the last tiles have 72 outputs, and 44 inputs."""
+    weight = torch.randn(200, 300).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 3)
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    values = opened(config, {NAME: weight, f"{PATH}.weight_scale_inv": scales}, tmp_path).read(NAME)
+    assert torch.equal(values[128:, 256:], weight[128:, 256:].float() * scales[1, 2])
+    assert torch.equal(values[:128, 128:256], weight[:128, 128:256].float() * scales[0, 1])
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_parts_of_a_matrix_join(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix with more outputs than are dequantized together, and no multiple of them."""
