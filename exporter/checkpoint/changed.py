@@ -1,6 +1,7 @@
 """A model whose weights were trained further: a folder like that of the model it came from, with other weights.
 
-Configuration, tokenizer and processor are copied, but not `recipe.json`, which tells how the original's weights were made.
+Configuration, tokenizer and processor are copied, but not `recipe.json`, which tells how the original's weights were made,
+nor what a configuration says of integers: a model whose weights were trained has floats.
 Tensors keep their names, and `trained_from.json` says which model it was (`origin.py`).
 """
 
@@ -18,6 +19,7 @@ from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import ExportError
 from .checkpoint import Checkpoint
 from .hub import SMALL
+from .layouts.table import KEYS
 from .origin import FILE, Origin
 from .tensors import INDEX, SINGLE
 
@@ -72,7 +74,9 @@ def write_changed(folder: Path, checkpoint: Checkpoint, tensors: ChangedTensors,
 
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(p for pattern in SMALL for p in checkpoint.folder.glob(pattern)):
-        if path.name != RECIPE and not path.name.endswith(".index.json"):
+        if path.name == "config.json" and checkpoint.layout is not None:
+            _write_plain_config(path, folder)
+        elif path.name != RECIPE and not path.name.endswith(".index.json"):
             with path.open("rb") as source, atomic_write(folder / path.name) as out:
                 shutil.copyfileobj(source, out)
     with atomic_write(folder / FILE) as out:
@@ -88,6 +92,16 @@ def write_changed(folder: Path, checkpoint: Checkpoint, tensors: ChangedTensors,
         total = sum(map(tensors.bytes, table))
         with atomic_write(folder / INDEX) as out:
             out.write(json.dumps({"metadata": {"total_size": total}, "weight_map": table}, indent=1).encode())
+
+
+def _write_plain_config(path: Path, folder: Path) -> None:
+    """config.json of a quantized checkpoint, without what it says of integers: the copy's matrices are floats."""
+    document = json.loads(path.read_text("utf-8"))
+    for part in (document, *(value for value in document.values() if isinstance(value, dict))):
+        for key in KEYS:
+            part.pop(key, None)
+    with atomic_write(folder / path.name) as out:
+        out.write((json.dumps(document, indent=2) + "\n").encode())
 
 
 def _shards(tensors: ChangedTensors) -> list[list[str]]:

@@ -18,6 +18,8 @@ from ..common.aliases import Alias
 from ..common.one_line import first_line
 from .adapter import Adapter
 from .hub import download
+from .integer_tensors import shown_tensors
+from .layouts.layout import Layout
 from .merging import Merger
 from .names import StoredNames, hollow_names
 from .origin import Origin
@@ -41,6 +43,8 @@ class Checkpoint:
     """Of a picture, where that is below the image processor's own."""
     merger: Merger | None = None
     """Merges an adapter into `tensors`."""
+    layout: Layout | None = None
+    """How a quantized checkpoint stores its matrices; `config` does not tell it any more."""
 
     def fetch(self) -> bool:
         """Downloads the weights of a hub model that was opened without them; says whether there was need to.
@@ -49,7 +53,8 @@ class Checkpoint:
         """
         if self.hub_id is None or self.tensors.readable:
             return False
-        self.tensors = TensorFiles(download(self.hub_id, self.folder.name), named_weights(self.config))
+        files = TensorFiles(download(self.hub_id, self.folder.name), named_weights(self.config))
+        self.tensors = shown_tensors(files, self.layout)
         self.__dict__.pop("names", None)
         self.merge_adapter()
         return True
@@ -96,7 +101,7 @@ class Checkpoint:
     @property
     def notices(self) -> list[str]:
         """Lines for the user: about the adapter, and about what the folder holds and neither we nor transformers read."""
-        lines: list[str] = []
+        lines = list(self.tensors.notices)
         if self.adapter is not None:
             names = (self.source, self.hub_id or "", self.folder.resolve().name)
             lines += self.adapter.notices(names, self.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -15,6 +16,8 @@ from ..common.one_line import first_line
 from .adapter import adapter_for
 from .checkpoint import Checkpoint, named_weights
 from .hub import SMALL, described, download
+from .integer_tensors import shown_tensors
+from .layouts.table import find_layout, without_layout
 from .merging import Merger
 from .originals import check_converted
 from .tensors import TensorFiles
@@ -41,7 +44,8 @@ def open_checkpoint(
     where one beside the model's weights is to be left out.
 
     Raises OptionError for a name that is none of them, ExportError when it cannot be fetched or read, and
-    UnsupportedModelError when transformers does not know the model type or it needs code of its own.
+    UnsupportedModelError when transformers does not know the model type or it needs code of its own, or when it is quantized
+    in a way that is not read.
     """
     source = str(model)
     check_known(source)
@@ -81,8 +85,11 @@ def open_checkpoint(
         ) from error
     _check_types(config, folder)
     _size_decoder_cache(config)
-    tensors = tensors or TensorFiles(folder, named_weights(config))
-    checkpoint = Checkpoint(source, folder, config, tensors, alias, hub_id)
+    parts = _parts(config)
+    layout = find_layout(parts, str(folder))
+    without_layout(parts)
+    tensors = shown_tensors(tensors or TensorFiles(folder, named_weights(config)), layout)
+    checkpoint = Checkpoint(source, folder, config, tensors, alias, hub_id, layout=layout)
     if merged is not None:
         checkpoint.merger = Merger(merged, checkpoint.model_class, checkpoint.config)
         checkpoint.merge_adapter()
@@ -104,13 +111,20 @@ def _check_types(config: PreTrainedConfig, folder: Path) -> None:
         raise UnsupportedModelError(
             f"{folder}: architectures={config.architectures!r:.80} is not a list of class names; correct config.json"
         )
-    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
-    for dtype in [getattr(part, "dtype", None) for part in parts]:
+    for dtype in [getattr(part, "dtype", None) for part in _parts(config)]:
         known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if not isinstance(known, torch.dtype | dict | None):
             raise UnsupportedModelError(
                 f"{folder}: dtype={dtype!r:.80} is no type of numbers; correct config.json (float32, say)"
             )
+
+
+def _parts(config: PreTrainedConfig) -> list[Any]:
+    """The configuration, and those of the parts of the model."""
+    return [
+        config,
+        *(part for name in config.sub_configs if (part := getattr(config, name, None)) is not None),
+    ]
 
 
 def _size_decoder_cache(config: PreTrainedConfig) -> None:

@@ -177,6 +177,7 @@ class MergedTensors(TensorFiles):
         vars(self).pop("_fingerprint", None)
         self.readable = base.readable
         self._base, self._merger, self._merged = base, merger, dict(entries)
+        self.quantized = {n: form for n, form in base.quantized.items() if n not in self._merged}
         self._sources = {e.parameter: e.source for e in entries.values() if e.parameter is not None}
 
     @property

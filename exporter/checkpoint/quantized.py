@@ -1,15 +1,16 @@
 """Which tensors of a checkpoint are weights: floats of 16, 32 or 64 bits, each of which belongs to a parameter.
 
 Everything else that stands where a weight stands is a quantised model's: integers or floats of 8 bits in a weight's place,
-and scales, zero points and permutations beside it. To read one without the other gives another model.
+and scales, zero points and permutations beside it. To read one without the other gives another model. What config.json
+describes (`layouts/`) is not seen here any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from ...runtime.common.errors import UnsupportedModelError
+from .layouts.settings import REMEDY as ORIGINAL
 from .names import StoredNames
 from .plain import WEIGHT_DTYPES
 from .tensors import TensorFiles
@@ -17,25 +18,7 @@ from .tensors import TensorFiles
 PARAMETERS = ("weight", "bias")
 """Names of parameters in their modules: one that the configuration does not ask for is no quantisation's."""
 UNMERGED = "an adapter's, saved without being merged; merge it (peft's merge_and_unload) and save the model"
-REMEDY = "quantized checkpoints are not supported; give the original in float32, float16 or bfloat16"
-
-
-def check_not_quantized(config: Any, architecture: str) -> None:
-    """UnsupportedModelError where the configuration, or that of a part of the model, says how weights were quantised.
-
-    transformers asks the whole model's, at the top of config.json; some publishers write it into a part's.
-    """
-    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
-        quantization = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
-        if quantization:
-            method = _method(quantization)
-            raise UnsupportedModelError(f"{architecture}: quantized by {method!r:.80}; {REMEDY}")
-
-
-def _method(described: Any) -> Any:
-    if not isinstance(described, dict):
-        return getattr(described, "quant_method", described)
-    return described.get("quant_method") or described.get("quant_algo") or described
+REMEDY = f"quantized numbers that config.json does not describe; {ORIGINAL}"
 
 
 def check_weights(tensors: TensorFiles, names: StoredNames) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ..common.memory import CheckpointMemory
+from ..quantization.matrix import QuantizedMatrix
 from .pickled import load_pickled
 from .plain import plain_problem
 
@@ -47,6 +49,10 @@ class TensorFiles:
     """Whether the tensors are on this machine, and not only described."""
     unread: tuple[str, ...] = ()
     """Names of further files of weights of the same format: another save, which transformers does not read either."""
+    quantized: Mapping[str, QuantizedMatrix] = MappingProxyType({})
+    """The matrices that are there as integers, too (`quantization/matrix.py`)."""
+    notices: tuple[str, ...] = ()
+    """Lines for the user about how the numbers are stored."""
 
     def __init__(self, folder: Path, named: str | None = None) -> None:
         """`named`: the file or index that the configuration names (`transformers_weights`)."""

@@ -14,7 +14,7 @@ from torch import nn
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint import Checkpoint
-from ..checkpoint.whole import load_whole
+from ..checkpoint.whole import load_whole, parameters_on_meta
 from ..common.float64 import arithmetic_as_asked
 from ..graphs.dtypes import TORCH
 from ..quantization.matrix import QuantizedMatrix
@@ -40,7 +40,7 @@ def load_reference(checkpoint: Checkpoint, dtype: str = "float32", *, streamed: 
         if streamed:
             return _streamed(checkpoint, TORCH[dtype])
         if _quantized(checkpoint):
-            return _filled(checkpoint, TORCH[dtype])
+            return _with_integers(checkpoint, TORCH[dtype])
         return rounded(_whole(checkpoint), TORCH[dtype])
 
 
@@ -76,14 +76,19 @@ def _quantized(checkpoint: Checkpoint) -> Mapping[str, QuantizedMatrix]:
     return getattr(checkpoint.tensors, "quantized", {})
 
 
-def _filled(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    """The whole model, every parameter as a bundle of integers has it: transformers would ask for the library of a published
-    format."""
-    model = _empty(checkpoint, torch.float32)
+def _with_integers(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """The whole model, its matrices of integers as a bundle of `dtype` has them."""
+    model = rounded(_whole(checkpoint), dtype)
     for path, module in model.named_modules():
-        for name in module._parameters:
-            _load(checkpoint, module, path, name, dtype, torch.float32)
-    return model.eval()
+        for name, parameter in module._parameters.items():
+            if parameter is not None and _stored(checkpoint, path, name) in _quantized(checkpoint):
+                _load(checkpoint, module, path, name, dtype, torch.float32)
+    return model
+
+
+def _stored(checkpoint: Checkpoint, path: str, name: str) -> str:
+    """The tensor of a parameter of the module at `path`."""
+    return checkpoint.stored(f"{path}.{name}" if path else name)
 
 
 def _empty(checkpoint: Checkpoint, compute: torch.dtype) -> Any:
@@ -92,7 +97,7 @@ def _empty(checkpoint: Checkpoint, compute: torch.dtype) -> Any:
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             part._attn_implementation = "eager"
-    with _parameters_on_meta():
+    with parameters_on_meta():
         return checkpoint.model_class(config).to(compute)
 
 
@@ -116,23 +121,6 @@ def rounded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-@contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Parameters get shapes without memory; buffers (angles, position ids) keep their values."""
-    original = nn.Module.register_parameter
-
-    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        original(self, name, param)
-        if param is not None:
-            self._parameters[name] = nn.Parameter(param.detach().to("meta"), requires_grad=False)
-
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
-
-
 def _loader(
     checkpoint: Checkpoint, path: str, owned: list[str], dtype: torch.dtype, compute: torch.dtype
 ) -> Any:
@@ -150,7 +138,7 @@ def _load(
     if module._parameters[name] is None:
         return
     with arithmetic_as_asked():
-        stored = checkpoint.stored(f"{path}.{name}" if path else name)
+        stored = _stored(checkpoint, path, name)
         if stored in _quantized(checkpoint):
             tensor = read_dequantized(checkpoint.tensors, stored, dtype)
         else:

@@ -105,7 +105,7 @@ def verify_bundle(
         )
         return report
     weights = bundle.manifest.target_weights
-    if weights is not None and weights.choice is not None:
+    if weights is not None:
         round_weights(checkpoint, family_for(checkpoint), weights.choice, weights.block)
     drafts = _drafts(bundle, checkpoint, draft_folders, report)
     runnable = bundle.manifest.model.family in FAMILIES

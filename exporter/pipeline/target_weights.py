@@ -30,6 +30,6 @@ def describe_target_weights(
         dtype=layers.most_common(1)[0][0],
         block=max(kind.block for kind in matrices.values()),
         head=None if head is None else head.dtype,
-        method=ROUNDING if weights is not None else str(getattr(checkpoint.tensors, "method", "published")),
+        method=ROUNDING if checkpoint.layout is None else checkpoint.layout.identity.partition("|")[0],
         choice=weights,
     )

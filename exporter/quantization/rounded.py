@@ -26,7 +26,9 @@ class RoundedTensors:
         self, tensors: Any, quantized: Mapping[str, QuantizedMatrix], folder: Path | None = None
     ) -> None:
         self.base = tensors
-        self.quantized = dict(quantized)
+        self._own = dict(quantized)
+        self.quantized = {**getattr(tensors, "quantized", {}), **self._own}
+        """Matrices that are integers: those that are rounded here, and those of the checkpoint."""
         self._folder = folder
         self._file: Any = None
         self._places: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {}
@@ -35,33 +37,35 @@ class RoundedTensors:
         return getattr(self.base, name)
 
     def __contains__(self, name: str) -> bool:
-        return matrix_of(name) in self.quantized or name in self.base
+        return matrix_of(name) in self._own or name in self.base
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.base)
 
     def order(self, name: str) -> tuple[int, int]:
         """That of the matrix."""
-        return self.base.order(matrix_of(name))
+        return self.base.order(matrix_of(name) if matrix_of(name) in self._own else name)
 
     def dtype(self, name: str) -> str:
         """Of a rounded matrix float32."""
-        return "float32" if name in self.quantized else self.base.dtype(name)
+        return "float32" if name in self._own else self.base.dtype(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor or of a part of a matrix."""
         matrix = matrix_of(name)
+        if matrix not in self._own:
+            return self.base.shape(name)
         shape = self.base.shape(matrix)
-        return part_shape(name, self.quantized[matrix], shape) if matrix in self.quantized else shape
+        return part_shape(name, self._own[matrix], shape)
 
     def place(self, name: str) -> Any:
         """None for what does not lie in the checkpoint's files."""
-        return None if matrix_of(name) in self.quantized else self.base.place(name)
+        return None if matrix_of(name) in self._own else self.base.place(name)
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor as it is stored, integers as int8, or a rounded matrix in float32."""
         matrix = matrix_of(name)
-        if matrix not in self.quantized:
+        if matrix not in self._own:
             return self.base.read(name)
         if name == matrix:
             return read_dequantized(self, name)
@@ -70,7 +74,7 @@ class RoundedTensors:
         return self._part(matrix, name.removeprefix(matrix))
 
     def _round(self, matrix: str) -> None:
-        kind, tensor = self.quantized[matrix], self.base.read(matrix)
+        kind, tensor = self._own[matrix], self.base.read(matrix)
         integers, scales = quantize(tensor.t() if kind.transposed else tensor, kind.dtype, kind.block)
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - as long as the object lives
@@ -82,7 +86,7 @@ class RoundedTensors:
 
     def _part(self, matrix: str, suffix: str) -> torch.Tensor:
         start, shape, scales_shape = self._places[matrix]
-        kind = self.quantized[matrix]
+        kind = self._own[matrix]
         scale_bytes = 4 * scales_shape[0] * scales_shape[1]
         if suffix == SCALES:
             return self._bytes(start, scale_bytes).view(torch.float32).view(scales_shape)

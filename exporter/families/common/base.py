@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from ...checkpoint.checkpoint import Checkpoint
-from ...checkpoint.quantized import check_not_quantized
 from ...graphs.precision import Precision
 from ...graphs.weights import WeightRef, WeightStore
 from .parts import DecoderShape, GraphSpec, Parts, ReferencePrompt
@@ -44,7 +43,6 @@ class Family:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.config: Any = checkpoint.config
-        check_not_quantized(self.config, checkpoint.architecture)
 
     # --- export ---
 

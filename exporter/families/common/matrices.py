@@ -65,14 +65,37 @@ def quantized_matrices(language: Language, choice: WeightsChoice, block: int) ->
 def round_weights(
     checkpoint: Checkpoint, family: Family, weights: str | None, block: int, folder: Path | None = None
 ) -> None:
-    """Lets the matrices of `checkpoint` that `weights` names be read as integers. `folder` is where those wait that were
-    rounded. OptionError for a checkpoint that is quantized already, and as `quantized_matrices`."""
+    """Lets the matrices of `checkpoint` that `weights` names be read as integers; `folder` is where those wait that were
+    rounded. Of a quantized checkpoint, those integers stay that a bundle stores (`keep_integers`).
+
+    OptionError for matrices that are integers already, and as `quantized_matrices`.
+    """
+    keep_integers(checkpoint, family.language)
     if weights is None:
         return
-    if getattr(checkpoint.tensors, "quantized", None):
-        raise OptionError(
-            f"--weights {weights}: the weights of {checkpoint.source} are integers already; leave it out"
-        )
     matrices = quantized_matrices(family.language, parse_weights(weights), block)
+    twice = sorted(matrices.keys() & checkpoint.tensors.quantized.keys())
+    if twice:
+        raise OptionError(
+            f"--weights {weights}: {twice[0]} of {checkpoint.source} consists of integers already; leave the option out, or "
+            "give float,head=int8 for a head of floats"
+        )
     if matrices:
         checkpoint.tensors = RoundedTensors(checkpoint.tensors, matrices, folder)  # type: ignore[assignment]
+
+
+def keep_integers(checkpoint: Checkpoint, language: Language) -> None:
+    """Of a quantized checkpoint, leaves integers to the linear modules of the language model's layers and to its head; what
+    else its publisher quantized is read as the floats that the integers stand for. So is a head that is the embedding
+    table, too, unless it has 8 bits and no zero points: graphs read single tokens of it."""
+    quantized = checkpoint.tensors.quantized
+    if not quantized:
+        return
+    names = {language.named(path)(".weight") for path, _, _ in linear_modules(language)}
+    head = language.head.names[0]
+    kind = quantized.get(head)
+    simple = kind is not None and (kind.dtype, kind.zero_points, kind.order) == ("int8", False, False)
+    if simple or head not in language.embedding.names:
+        names.add(head)
+    kept = {name: form for name, form in quantized.items() if name in names}
+    checkpoint.tensors.quantized = kept  # type: ignore[misc]

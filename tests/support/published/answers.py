@@ -12,6 +12,8 @@ import transformers
 from PIL.Image import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, Qwen2_5_VLProcessor
 
+from tests.support.published.folders import floats_of
+
 
 @dataclass(frozen=True)
 class Request:
@@ -38,7 +40,7 @@ class Transformers:
         self.config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         kind = getattr(transformers, self.config.architectures[0])
         options = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
-        self.model = kind.from_pretrained(folder, **options).eval()
+        self.model = kind.from_pretrained(floats_of(folder), **options).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.processor = _processor(folder, self.config, self.tokenizer)
 

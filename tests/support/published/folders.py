@@ -26,6 +26,7 @@ from tests.support import tiny_models
 from tests.support.published import vocabularies
 from tests.support.published.layouts import Layout
 from tests.support.published.scaling import renumbered, scaled, scaled_processor, sides, small_ids
+from tests.support.quantized_checkpoints import FORMS
 
 SEED = 44
 Tensors = dict[str, torch.Tensor]
@@ -105,7 +106,8 @@ def write_weights(layout: Layout, core: Tokenizer, folder: Path) -> None:
     }
     tensors |= extras(said.get("extra", {}), depth=2)
     if (method := said.get("packed")) is not None:
-        tensors = packed(tensors, method, model)
+        tensors, values = packed(tensors, method)
+        _write_floats(folder, values)
     containers = said["container"]
     for container in [containers] if isinstance(containers, str) else containers:
         store(tensors, container, said["shards"], folder)
@@ -129,34 +131,8 @@ def extras(described: dict[str, Any], depth: int) -> Tensors:
     }
 
 
-def _awq(value: torch.Tensor) -> Tensors:
-    out, into = value.shape
-    return {
-        "qweight": torch.zeros(into, out // 8, dtype=torch.int32),
-        "qzeros": torch.zeros(max(1, into // 128), out // 8, dtype=torch.int32),
-        "scales": torch.ones(max(1, into // 128), out, dtype=torch.float16),
-    }
-
-
-def _gptq(value: torch.Tensor) -> Tensors:
-    out, into = value.shape
-    return {
-        "qweight": torch.zeros(into // 8, out, dtype=torch.int32),
-        "qzeros": torch.zeros(max(1, into // 128), out // 8, dtype=torch.int32),
-        "scales": torch.ones(max(1, into // 128), out, dtype=torch.float16),
-        "g_idx": torch.zeros(into, dtype=torch.int32),
-    }
-
-
-def _fp8(value: torch.Tensor) -> Tensors:
-    scale = value.float().abs().amax(1, keepdim=True) / 448
-    return {
-        "weight": (value.float() / scale).to(torch.float8_e4m3fn),
-        "weight_scale": scale.to(torch.bfloat16),
-    }
-
-
-def _nf4(value: torch.Tensor) -> Tensors:
+def _nf4(value: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Tensors that nobody reads."""
     return {
         "weight": torch.zeros(value.numel() // 2, 1, dtype=torch.uint8),
         "weight.absmax": torch.ones(-(-value.numel() // 64), dtype=torch.uint8),
@@ -164,26 +140,50 @@ def _nf4(value: torch.Tensor) -> Tensors:
         "weight.nested_quant_map": torch.zeros(256),
         "weight.quant_map": torch.zeros(16),
         "weight.quant_state.bitsandbytes__nf4": torch.zeros(64, dtype=torch.uint8),
-    }
+    }, value
 
 
-PACKED: dict[str, Callable[[torch.Tensor], Tensors]] = {"awq": _awq, "gptq": _gptq, "fp8": _fp8, "nf4": _nf4}
-"""Method → what it stores in the place of a matrix [out, in], by the end of its name."""
+PACKED: dict[str, Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]] = {
+    "awq": FORMS["awq"][1],
+    "gptq": FORMS["gptq"][1],
+    "fp8": FORMS["fp8-dynamic"][1],
+    "nf4": _nf4,
+}
+"""Method → what it stores in the place of a matrix [out, in], by the end of its name, and the values that this stands for."""
 
 
-def packed(tensors: Tensors, method: str, model: Any) -> Tensors:
-    """The layers' matrices as a quantised release has them; towers, tables and heads are as they were."""
+def packed(tensors: Tensors, method: str) -> tuple[Tensors, Tensors]:
+    """The layers' matrices as a quantised release has them, and by their values; towers, tables and heads are as they were."""
     depth = re.compile(
         r"(?<!visual\.)(?<!vision_model\.encoder\.)\blayers\.\d+\.(self_attn|mlp)\..*\.weight$"
     )
     found: Tensors = {}
+    values: Tensors = {}
     for name, value in tensors.items():
+        values[name] = value
         if depth.search(name) and value.dim() == 2 and "vision" not in name:
             base = name.removesuffix("weight")
-            found |= {base + end: each for end, each in PACKED[method](value).items()}
+            ends, values[name] = PACKED[method](value)
+            found |= {base + end: each for end, each in ends.items()}
         else:
             found[name] = value
-    return found
+    return found, values
+
+
+def floats_of(folder: Path) -> Path:
+    """Where the model of a quantised folder's values lies, which transformers loads without the library that packed it; the
+    folder itself for one that is not quantised."""
+    twin = folder.with_name(f"{folder.name}-floats")
+    return twin if twin.is_dir() else folder
+
+
+def _write_floats(folder: Path, values: Tensors) -> None:
+    twin = folder.with_name(f"{folder.name}-floats")
+    shutil.copytree(folder, twin)
+    document = json.loads((twin / "config.json").read_text("utf-8"))
+    del document["quantization_config"]
+    (twin / "config.json").write_text(json.dumps(document))
+    store(values, "safetensors", 1, twin)
 
 
 def store(tensors: Tensors, container: str, shards: int, folder: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from tests.support.quantized_checkpoints import GROUP
+
 LLAMA = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 3}
 LANGUAGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text"), LLAMA),
@@ -100,6 +102,8 @@ def scaled(config: dict[str, Any], size: int, small_size: int, ids: Callable[[in
         if place in found and found[place] is not None:
             default = getattr(getattr(whole, place, None), "model_type", None)
             _resize(found[place], TOWERS[found[place].get("model_type", default)])
+    if "group_size" in (found.get("quantization_config") or {}):
+        found["quantization_config"]["group_size"] = GROUP
     if "num_query_tokens" in found:
         found["num_query_tokens"] = 4
     if "image_seq_length" in found:

@@ -21,6 +21,9 @@ from safetensors.torch import load_file, save_file
 from vlmexport.exporter.pipeline import BuildRequest
 from vlmexport.exporter.pipeline.dry_run import dry_run
 
+from tests.support import tiny_models
+from tests.support.quantized_checkpoints import write_quantized
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = "someone/tiny"
 HEADER = 100_001
@@ -201,6 +204,20 @@ def test_a_model_without_safetensors_is_fetched(
     done = vlmexport(hub, tmp_path / "home", "-o", str(tmp_path / "bundle"), "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     assert hub.sent["pytorch_model.bin"] == (hub.folder / "pytorch_model.bin").stat().st_size
+
+
+@pytest.mark.slow
+def test_a_quantized_model_is_known_by_its_headers(hub: Hub, tmp_path: Path) -> None:
+    plain = tiny_models.checkpoint("llama", tmp_path / "plain")
+    write_quantized(plain, tmp_path / "quantized", "gptq-act-order")
+    serve(hub, tmp_path / "quantized", "single")
+    done = vlmexport(
+        hub, tmp_path / "home", "--draft-layer", "1", "-o", str(tmp_path / "bundle"), "--dry-run", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert hub.sent["model.safetensors"] == HEADER
+    request = BuildRequest(model=str(plain), output=tmp_path / "bundle", draft_layer=1)
+    assert json.loads(done.stdout)["parameters"] == dry_run(request).parameters
 
 
 def test_a_missing_shard_and_a_damaged_header_are_one_line(
