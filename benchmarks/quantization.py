@@ -33,6 +33,8 @@ from vlmexport.exporter.quantization.choice import parse_weights
 from benchmarks.machine import RESULTS, save
 
 TINY = ("tiny-blip2-flant5", "tiny-qwen2.5-vl", "tiny-vit-gpt2")
+BARE = ("tiny-vit-gpt2",)
+"""Captioners, which read no prompt."""
 VARIANTS = {
     "int8 rounding": ("int8", "rounding"),
     "int8 gptq": ("int8", "gptq"),
@@ -74,9 +76,10 @@ def main() -> None:
     rows = json.loads(before.read_text()).get("models", {}) if before.exists() else {}
     for model in options.models:
         target = load_target(model)
-        captioned = load_records(f"scenes:heldout:{options.scenes}")
-        held = load_records(f"scenes:heldout:{max(1, options.scenes // 4)}")
-        read = load_records(f"scenes:train:{options.samples}")
+        form = "scenes-captions" if model in BARE else "scenes"
+        captioned = load_records(f"{form}:heldout:{options.scenes}")
+        held = load_records(f"{form}:heldout:{max(1, options.scenes // 4)}")
+        read = load_records(f"{form}:train:{options.samples}")
         rows[model] = compared(target, read, held, captioned)
         save(NAME, {"models": rows}, "torch", "transformers")
     if options.smollm2:
