@@ -1,4 +1,4 @@
-"""`vlmexport train`, `search`, `generate-data` and `eval`; mounted by the command line when the training extra is installed."""
+"""`vlmexport train`, `search`, `generate-data`, `eval` and `quantize`; mounted by the command line when the training extra is installed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from .command_options import (
     DataOptions,
     EvalSettings,
     MachineOptions,
+    QuantizeSettings,
     SearchSettings,
     TrainRun,
     ValidationData,
@@ -240,12 +241,48 @@ def evaluate(
         plot_all(evaluation.drafts, plot)
 
 
+@with_flags
+def quantize(
+    inputs: ValidationData, settings: QuantizeSettings, machine: MachineOptions, as_json: AsJson = False
+) -> None:
+    """Write a model with integer weights, chosen by data, and measure what they cost; `build --model` reads it."""
+    need_extra("train", "`vlmexport quantize`")
+    run_alone("vlmexport quantize")
+    from .early_checks import check_quantization
+
+    choice = check_quantization(
+        inputs.model, [*inputs.data, *inputs.validation], inputs.inside, settings.weights, settings.out
+    )
+    use_large_pages()
+    _quiet()
+    from .quantization.options import QuantizeOptions
+    from .quantization.report import table
+    from .quantization.run import quantize as run
+    from .targets.target import load_target
+    from .targets.threads import with_threads
+
+    options = QuantizeOptions(
+        choice, settings.method, settings.samples, settings.max_tokens, settings.max_loss
+    )
+    records, held = inputs.records(), inputs.held_out()
+    target = load_target(inputs.model, machine.device)
+    with with_threads(target, machine.threads):
+        report = run(target, records, held, options, settings.out, _say)
+    if as_json:
+        print_json(report)
+        return
+    for line in table(report):
+        typer.echo(line)
+    typer.echo(f"model: {settings.out}")
+
+
 def register(app: typer.Typer) -> None:
     """Mounts the commands of this room."""
     app.command("train")(train)
     app.command("search")(search)
     app.command("generate-data")(generate_data)
     app.command("eval")(evaluate)
+    app.command("quantize")(quantize)
     app.command("tune")(tune)
 
 

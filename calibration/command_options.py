@@ -1,4 +1,4 @@
-"""The options of `train`, `search`, `generate-data` and `eval` beside those of the draft kinds."""
+"""The options of `train`, `search`, `generate-data`, `eval` and `quantize` beside those of the draft kinds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ..runtime.commands.options import thread_count
-from ..runtime.common.options import File, Integer, Number, Switch, Text, Texts
+from ..runtime.common.options import Choice, File, Integer, Number, Switch, Text, Texts
 from .common import help_texts
 from .objectives import KINDS
 from .search import KINDS as SEARCHED
@@ -250,3 +250,37 @@ class EvalSettings:
             group="Output", metavar="FILE", help="Write the judged answers into this file, a JSON line each."
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeSettings(OutputFolder):
+    """Which matrices become integers, and how they are chosen."""
+
+    weights: Annotated[
+        str,
+        Text(
+            group="Output", metavar="KIND[,PART=KIND…]",
+            help="int4, int8 or float; of parts by the name of a module: int4,head=int8,down_proj=int8.",
+        ),
+    ] = "int4"  # fmt: skip
+    max_loss: Annotated[
+        float | None,
+        Number(
+            group="Output", metavar="KL",
+            help="Most KL divergence to the float model per token of held-out text. The groups of matrices that matter most keep 8 "
+            "bits until it is met.",
+        ),
+    ] = None  # fmt: skip
+    samples: Annotated[
+        int, Integer(low=1, group="Input", metavar="N", help="Records of --data to calibrate on, at most.")
+    ] = 128
+    max_tokens: Annotated[
+        int, Integer(low=1, group="Input", metavar="N", help="Longest text of a record. The rest is cut off.")
+    ] = 512
+    method: Annotated[
+        str,
+        Choice(
+            group="Output", expert=True, metavar="gptq|rounding", choices=("gptq", "rounding"),
+            help="gptq: integers that make up for each other's errors. rounding: the nearest.",
+        ),
+    ] = "gptq"  # fmt: skip

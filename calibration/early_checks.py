@@ -9,6 +9,9 @@ from ..exporter.common.aliases import check_known
 from ..exporter.drafts import KINDS
 from ..exporter.drafts.named import NONE
 from ..exporter.drafts.named import check_named as check_drafts
+from ..exporter.output import check_output
+from ..exporter.output.folder import refuse_existing
+from ..exporter.quantization.choice import WeightsChoice, parse_weights
 from ..runtime.bundle.folder import Bundle
 from ..runtime.common.errors import OptionError
 from .data.load import check_named
@@ -42,3 +45,15 @@ def check_evaluation(
         open_task(task)
     if bundle is not None:
         Bundle.open(bundle)
+
+
+def check_quantization(
+    model: str, data: Sequence[str], inside: Path | None, weights: str, out: Path
+) -> WeightsChoice:
+    """What `--weights` says. Raises OptionError or ExportError for names of nothing, and for a folder that has something in it."""
+    choice = parse_weights(weights)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        refuse_existing(out, "choose another -o")
+    check_output(out, False)
+    check_inputs(model, data, inside)
+    return choice

@@ -59,6 +59,10 @@ MOUNTED_COMMANDS = {
         "Write a target's own answers, to train drafts on; the same command continues a killed run.",
     ),
     "eval": ("calibration", "Measure how many drafted tokens a target accepts on held-out data."),
+    "quantize": (
+        "calibration",
+        "Write a model with integer weights, chosen by data, and measure what they cost.",
+    ),
     "tune": ("calibration", "Choose the draft, length and tree that pay on this device, for a bundle."),
 }
 """Command → (package whose `cli.register(app)` adds it, help: in the list and of the command)."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -20,7 +20,7 @@ from ...runtime.common.errors import ExportError
 from .checkpoint import Checkpoint
 from .hub import SMALL
 from .layouts.table import KEYS
-from .origin import FILE, Origin
+from .origin import Origin
 from .tensors import INDEX, SINGLE
 
 RECIPE = "recipe.json"
@@ -70,17 +70,38 @@ class ChangedTensors:
 def write_changed(folder: Path, checkpoint: Checkpoint, tensors: ChangedTensors, origin: Origin) -> None:
     """Writes the folder; each file is replaced atomically. A kill may leave some weights of before: whoever needs to
     know compares the fingerprint."""
-    from safetensors.torch import save
-
     folder.mkdir(parents=True, exist_ok=True)
+    copy_small(folder, checkpoint)
+    origin.write(folder)
+    write_tensors(folder, tensors)
+
+
+def copy_small(folder: Path, checkpoint: Checkpoint, without: Collection[str] = ()) -> None:
+    """Copies configuration, tokenizer and processor into `folder`, which is there, but for the files named in `without`."""
     for path in sorted(p for pattern in SMALL for p in checkpoint.folder.glob(pattern)):
+        if path.name in (RECIPE, *without) or path.name.endswith(".index.json"):
+            continue
         if path.name == "config.json" and checkpoint.layout is not None:
             _write_plain_config(path, folder)
-        elif path.name != RECIPE and not path.name.endswith(".index.json"):
+        else:
             with path.open("rb") as source, atomic_write(folder / path.name) as out:
                 shutil.copyfileobj(source, out)
-    with atomic_write(folder / FILE) as out:
-        out.write((json.dumps(asdict(origin), indent=1) + "\n").encode())
+
+
+class WrittenTensors(Protocol):
+    """What is written: names in their order, and of each its bytes and its numbers."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def read(self, name: str) -> torch.Tensor: ...
+
+    def bytes(self, name: str) -> int: ...
+
+
+def write_tensors(folder: Path, tensors: WrittenTensors) -> None:
+    """Writes safetensors files, with an index where there are several; each file is replaced atomically."""
+    from safetensors.torch import save
+
     shards = _shards(tensors)
     table: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
@@ -104,7 +125,7 @@ def _write_plain_config(path: Path, folder: Path) -> None:
         out.write((json.dumps(document, indent=2) + "\n").encode())
 
 
-def _shards(tensors: ChangedTensors) -> list[list[str]]:
+def _shards(tensors: WrittenTensors) -> list[list[str]]:
     """Names by file: at most `SHARD_BYTES` each, or one tensor."""
     shards: list[list[str]] = [[]]
     used = 0

@@ -22,7 +22,7 @@ from .integer_tensors import shown_tensors
 from .layouts.layout import Layout
 from .merging import Merger
 from .names import StoredNames, hollow_names
-from .origin import Origin
+from .origin import QUANTIZED, Origin
 from .quantized import check_weights
 from .tensors import TensorFiles
 
@@ -128,12 +128,18 @@ class Checkpoint:
         """The model that this one was trained further from, where it says so."""
         return Origin.read(self.folder)
 
+    @functools.cached_property
+    def quantized_from(self) -> Origin | None:
+        """The float model whose weights became this one's integers, where it says so."""
+        return Origin.read(self.folder, QUANTIZED)
+
     @property
     def default_prompt(self) -> str | None:
-        """The prompt of requests without one: the alias's, or that of the model it was trained from."""
+        """The prompt of requests without one: the alias's, or that of the model it was quantized or trained from."""
         if self.alias is not None:
             return self.alias.default_prompt
-        return None if self.trained_from is None else self.trained_from.default_prompt
+        origin = self.quantized_from or self.trained_from
+        return None if origin is None else origin.default_prompt
 
     @functools.cached_property
     def generation_config(self) -> dict[str, Any]:

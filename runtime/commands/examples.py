@@ -15,5 +15,6 @@ EXAMPLES = {
     "search": "vlmexport search --model tiny-blip2-flant5 --data answers -o skip",
     "generate-data": "vlmexport generate-data --model tiny-blip2-flant5 --data images:photos -o answers",
     "eval": "vlmexport eval --model tiny-blip2-flant5 --data scenes:heldout:64 --draft run/best",
+    "quantize": "vlmexport quantize --model tiny-blip2-flant5 --data answers -o int4",
     "tune": "vlmexport tune bundle --data requests.jsonl",
 }

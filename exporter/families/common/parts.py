@@ -92,6 +92,13 @@ class Parts:
     image_embeds: Callable[[Any], torch.Tensor] | None = None
     rotary: nn.Module | None = None
 
+    @property
+    def encoder_layers(self) -> nn.ModuleList | None:
+        """The blocks of the text encoder, where there is one."""
+        if self.encoder is None:
+            return None
+        return next(child for child in self.encoder.children() if isinstance(child, nn.ModuleList))
+
 
 @dataclass(frozen=True)
 class ReferencePrompt:

@@ -53,7 +53,7 @@ def imported() -> None:
 
     from tests.support import kept_traces
 
-    for command in ("build", "train", "compile", "tune", "generate-data", "export-draft"):
+    for command in ("build", "train", "compile", "tune", "generate-data", "quantize", "export-draft"):
         build_app(command)
     kept_traces.install()
     torch.set_num_threads(1)

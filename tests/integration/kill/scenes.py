@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TIMES = frozenset(("created", "tokens_per_second"))
+TIMES = frozenset(("created", "tokens_per_second", "seconds", "million_numbers_per_core_second"))
 """Fields of JSON that hold a time or a speed, whatever they are in. Nothing else is left out of a comparison but the manifest's
 checksum, which covers them, and TensorBoard's files, whose names hold a time."""
 MEASURED = frozenset(("costs", "acceptance"))
@@ -316,6 +316,12 @@ SCENES: dict[str, Scene] = {
     "train eagle": _training("eagle", "--cache-features", "WORLD/features", records=40),
     "train --joint": _training("medusa", "--joint", "--heads", 2),
     "generate-data": Scene(_generate, _before_train, ("data/shard-*", "cache/bundles/*"), warm=True),
+    "quantize": Scene(
+        lambda world, inputs: [
+            "quantize", "--model", inputs / "model", "--data", inputs / "data.jsonl", "-o", world / "out", "--device", "cpu",
+        ],
+        _before_train, ("out",), remedies=(("choose another -o", ("-o", "OTHER")),), warm=True,
+    ),
     "export-draft": Scene(
         lambda world, inputs: ["export-draft", inputs / "draft", "-o", world / "out", "--model", inputs / "model"],
         _before_export, ("out",), remedies=(("choose another -o", ("-o", "OTHER")),),

@@ -108,6 +108,7 @@ DECLARED = (
     "search",
     "generate-data",
     "eval",
+    "quantize",
     "tune",
 )
 """Commands with declarations of options; the few options of the others stand in their functions."""
@@ -156,7 +157,7 @@ def test_every_field_of_the_training_options_is_an_option_of_train(
     assert flags and not flags - shown
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "generate-data", "search", "tune"])
+@pytest.mark.parametrize("command", ["train", "eval", "generate-data", "search", "quantize", "tune"])
 def test_eval_help_explains_prompt_templates(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "{question}" in shown_help(command, capsys)
 
