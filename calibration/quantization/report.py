@@ -115,7 +115,7 @@ def table(told: dict[str, Any]) -> Iterator[str]:
     if told["max_loss"] is not None:
         yield f"in 8 bits for a KL of at most {told['max_loss']:g}: {widened} of {len(told['groups'])} groups"
     if told["head"]["tied"]:
-        yield "the LM head is tied to the embedding table and stays float here; `vlmexport build` rounds it"
+        yield "the LM head is tied to the embedding table and stays float here; `vlmexport build --weights float,head=int8` rounds it"
 
 
 def _kinds(target: Target, quantized: Quantized, tensors: PackedTensors) -> dict[str, dict[str, int]]:

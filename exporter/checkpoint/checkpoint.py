@@ -11,6 +11,7 @@ from typing import Any
 
 import transformers
 from transformers import PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
 
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
@@ -18,7 +19,7 @@ from ..common.aliases import Alias
 from ..common.one_line import first_line
 from .adapter import Adapter
 from .hub import download
-from .integer_tensors import shown_tensors
+from .integer_tensors import IntegerTensors, shown_tensors
 from .layouts.layout import Layout
 from .merging import Merger
 from .names import StoredNames, hollow_names
@@ -90,7 +91,11 @@ class Checkpoint:
 
         Raises UnsupportedModelError where a tensor is no weight.
         """
-        names = StoredNames(self.tensors, hollow_names(self.model_class, self.config))
+        model = hollow_names(self.model_class, self.config)
+        names = StoredNames(self.tensors, model)
+        if isinstance(self.tensors, IntegerTensors):
+            linears = (path for path, module in model.named_modules() if isinstance(module, Conv1D))
+            self.tensors.transpose([disk for path in linears if (disk := names.held(f"{path}.weight"))])
         check_weights(self.tensors, names)
         return names
 

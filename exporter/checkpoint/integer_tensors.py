@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -31,6 +32,7 @@ class IntegerTensors(TensorFiles):
         self._matrices = {matrix.name: matrix for matrix in self._described()}
         self.quantized = {name: form for name, m in self._matrices.items() if (form := m.form) is not None}
         self.notices = layout.notices
+        self._transposed: frozenset[str] = frozenset()
         ends = tuple(f".{end}" for end in layout.beside)
         parts = {part for matrix in self._matrices.values() for part in matrix.parts}
         self._plain = frozenset(
@@ -57,6 +59,13 @@ class IntegerTensors(TensorFiles):
                     f"{files.folder}: {matrix.name} is stored twice, as floats and as {matrix.parts[0]}; download it again"
                 )
         return matrices
+
+    def transpose(self, names: Collection[str]) -> None:
+        """Gives the matrices `names`, of modules that keep them as [in, out], so; their integers stay [out, in]."""
+        self._transposed = frozenset(names) & self._matrices.keys()
+        self.quantized = {
+            name: replace(form, transposed=name in self._transposed) for name, form in self.quantized.items()
+        }
 
     @property
     def files(self) -> TensorFiles:
@@ -104,7 +113,7 @@ class IntegerTensors(TensorFiles):
     def shape(self, name: str) -> tuple[int, ...]:
         matrix, part = self._matrices.get(name), self._part(name)
         if matrix is not None:
-            return matrix.shape
+            return tuple(reversed(matrix.shape)) if name in self._transposed else matrix.shape
         return self._stored.shape(self._own(name)) if part is None else part[0]
 
     def dtype(self, name: str) -> str:
@@ -121,7 +130,8 @@ class IntegerTensors(TensorFiles):
     def read(self, name: str) -> torch.Tensor:
         files = self._stored
         if name in self._matrices:
-            return self._matrices[name].values(files.read)
+            values = self._matrices[name].values(files.read)
+            return values.t().contiguous() if name in self._transposed else values
         if self._part(name) is None:
             return files.read(self._own(name))
         matrix = self._matrices[matrix_of(name)]

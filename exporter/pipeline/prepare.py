@@ -85,10 +85,13 @@ def identify(prepared: Prepared) -> None:
         prepared.family = family_for(prepared.checkpoint)
         _round_weights(prepared.request, prepared.checkpoint, prepared.family)
     identity = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
-    shape = prepared.family.decoder
+    shape, origin = prepared.family.decoder, prepared.checkpoint.quantized_from
     for draft in prepared.selection.drafts:
         draft.check_family(prepared.family)
-        draft.check_target(prepared.request.model, identity, shape.num_layers, shape.hidden_size)
+        target = (getattr(draft, "target", None) or {}).get("fingerprint")
+        # What was trained on the float model drafts for its integers, too.
+        fits = origin.fingerprint if origin is not None and target == origin.fingerprint else identity
+        draft.check_target(prepared.request.model, fits, shape.num_layers, shape.hidden_size)
 
 
 def _round_weights(request: BuildRequest, checkpoint: Checkpoint, family: Family) -> None:

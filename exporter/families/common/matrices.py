@@ -88,10 +88,10 @@ def keep_integers(checkpoint: Checkpoint, language: Language) -> None:
     """Of a quantized checkpoint, leaves integers to the linear modules of the language model's layers and to its head; what
     else its publisher quantized is read as the floats that the integers stand for. So is a head that is the embedding
     table, too, unless it has 8 bits and no zero points: graphs read single tokens of it."""
-    quantized = checkpoint.tensors.quantized
-    if not quantized:
+    if not checkpoint.tensors.quantized:
         return
     names = {language.named(path)(".weight") for path, _, _ in linear_modules(language)}
+    quantized = checkpoint.tensors.quantized  # only now: names say which matrices are [in, out]
     head = language.head.names[0]
     kind = quantized.get(head)
     simple = kind is not None and (kind.dtype, kind.zero_points, kind.order) == ("int8", False, False)
