@@ -17,8 +17,8 @@ from tests.support.cycle_counts import counted
 from tests.support.oracle import Oracle
 from tests.support.rig import ENGINES, FAMILIES, Rig
 
-KEPT = 3 * len(ENGINES)
-"""Rigs that a process keeps: those of a family, with one cut and with two, and some of others."""
+KEPT = 2 * len(ENGINES)
+"""Rigs that a process keeps, of some 300 MB each: those of a family, with one cut and with two."""
 
 
 @pytest.hookimpl(trylast=True)
