@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -27,8 +26,8 @@ from ..common.write_errors import FULL
 from ..quantization.blocks import packed
 from ..quantization.matrix import INTEGERS, ORDER, SCALES, ZERO_POINTS, QuantizedMatrix, matrix_of
 from .dtypes import ONNX, TORCH, stored_bytes
+from .weight_refs import WEIGHTS_FILE, IntegerRef, Slot, WeightRef
 
-WEIGHTS_FILE = "weights.bin"
 CHUNK = 1 << 20  # numbers looked at together
 PAGE, PAGE_FROM, LINE = 4096, 65536, 64  # alignment of tensors >= 64 KiB, and of smaller ones (bytes)
 
@@ -39,40 +38,6 @@ class TensorReader(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
     def read(self, name: str) -> torch.Tensor: ...
     def order(self, name: str) -> tuple[int, int]: ...
-
-
-@dataclass(frozen=True)
-class WeightRef:
-    """A stored tensor: checkpoint tensors joined along their first dimension, then perhaps transposed (2-D).
-
-    `dtype` is what graphs are composed with; numbers of "float32" are stored as the bundle's `weights_dtype`, those of
-    "int4" two in a byte.
-    """
-
-    names: tuple[str, ...]
-    transpose: bool
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where a tensor lies: `bytes` from `offset` of a file of the bundle."""
-
-    offset: int
-    bytes: int
-    file: str = WEIGHTS_FILE
-
-
-@dataclass(frozen=True)
-class IntegerRef:
-    """A matrix of integers [in, out]: `scales` and `zero_points` are [in / block, out], `order` is int32 [in]."""
-
-    integers: WeightRef
-    scales: WeightRef
-    zero_points: WeightRef | None
-    order: WeightRef | None
-    block: int
 
 
 class WeightStore:

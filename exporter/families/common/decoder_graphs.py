@@ -162,6 +162,7 @@ def _dequantized(graph: Composer, tokens: ir.Value, table: ir.Value, scales: ir.
     last = [1, 2, 0]
     assert table.shape is not None and scales.shape is not None
     size, blocks = table.shape[0], scales.shape[0]
+    assert isinstance(size, int) and isinstance(blocks, int)
 
     def columns(of: ir.Value, name: str) -> ir.Value:
         part = graph.node("Gather", [of, tokens], f"gather_{name}", axis=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -48,9 +48,9 @@ def quantized_matrices(language: Language, choice: WeightsChoice, block: int) ->
             matrices[name] = QuantizedMatrix(dtype, own, transposed=transposed)
 
     for path, module, transposed in modules:
-        shape = module.weight.shape
+        weight: Any = module.weight
         name = language.named(path)(".weight")
-        add(name, choice.dtype_of(path), shape[0 if transposed else 1], transposed)
+        add(name, choice.dtype_of(path), weight.shape[0 if transposed else 1], transposed)
     head, tied = language.head.names[0], language.head.names == language.embedding.names
     dtype = choice.dtype_of(HEAD)
     if tied and dtype == "int4":
