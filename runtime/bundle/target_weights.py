@@ -25,3 +25,18 @@ class TargetWeights(Part):
     choice: str | None = checked(optional(string(4096)), default=None)
     quality: dict[str, Any] | None = checked(optional(json_object), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        """For people: "int4 in blocks of 32, head int8, by rounding; KL 0.0024, 98.4 % of best tokens as the float model's"."""
+        head = "float head" if self.head is None else f"head {self.head}"
+        text = f"{self.dtype} in blocks of {self.block}, {head}, by {self.method}"
+        figures = self.quality or {}
+        measured = [
+            form.format(figures[name] * scale)
+            for name, form, scale in (
+                ("kl", "KL {:.2g}", 1),
+                ("agreement", "{:.1f} % of best tokens as the float model's", 100),
+            )
+            if isinstance(figures.get(name), int | float)
+        ]
+        return text + ("; " + ", ".join(measured) if measured else "")

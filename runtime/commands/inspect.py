@@ -70,6 +70,7 @@ def _compare(opened: Bundle, quiet: bool) -> int:
 def show(report: dict[str, Any], out: Console, shapes: bool = False) -> None:
     """Print the facts of `inspection.facts` for people."""
     from ..bundle.certificate import Certificate
+    from ..bundle.target_weights import TargetWeights
     from .output import picture_size, quantity, size
     from .plans import plans_tables
     from .table import Table
@@ -116,6 +117,8 @@ def show(report: dict[str, Any], out: Console, shapes: bool = False) -> None:
     row("Default", _policy(report))
     if generation := _generation(report["generation"]):
         row("Generation", generation)
+    if report["target_weights"] is not None:
+        row("Integers", TargetWeights.parse(report["target_weights"], "target_weights").sentence())
     if report["verify_width"] is not None:
         row("Verify width", str(report["verify_width"]))
     for entry in report["certificates"]:
