@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -287,3 +288,32 @@ def test_parity_finds_planted_errors(
         monkeypatch.setattr(WeightStore, "materialize", wrong)
     with pytest.raises(ExportError, match="parity failed"):
         build_bundle(request(tied[0], tmp_path / "b", weights="int4"))
+
+
+def test_a_bundle_tells_what_was_measured(tied: tuple[Path, Path], tmp_path: Path) -> None:
+    """`vlmexport quantize` leaves its report beside the weights; nobody else's `quantization.json` is read."""
+    from vlmexport.exporter.checkpoint.origin import QUANTIZED, Origin
+    from vlmexport.exporter.pipeline.target_weights import REPORT, describe_target_weights
+
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for path in tied[0].iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / REPORT).write_text(
+        json.dumps({"method": "gptq", "quality": {"kl": 0.01234, "agreement": 0.95}})
+    )
+
+    def described() -> Any:
+        checkpoint = open_checkpoint(str(folder))
+        family = family_for(checkpoint)
+        round_weights(checkpoint, family, "int4", 32)
+        return describe_target_weights(checkpoint, family, "int4")
+
+    assert described().method == "rounding" and described().quality is None
+    Origin("float", "sha256:0").write(folder, QUANTIZED)
+    assert described().sentence() == (
+        "int4 in blocks of 32, head int8, by gptq; KL 0.012, 95.0 % of best tokens as the float model's"
+    )
+    (folder / REPORT).write_text(json.dumps({"quality": 3}))
+    with pytest.raises(ExportError, match="delete it"):
+        described()
