@@ -98,6 +98,7 @@ class Rig:
         """A new decoder (new buffers) on the same engine, which forgets the calls that hold the buffers of the one before."""
         limits = self.manifest.limits
         if isinstance(self.engine, DEVICES):
+            self.settle()  # what waits in a device's queue holds the engine, and buffers that are freed at its end
             self.engine = self.engine.renewed()
         elif isinstance(calls := getattr(self.engine, "_calls", None), BoundCalls):
             calls.clear()
