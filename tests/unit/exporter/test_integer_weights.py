@@ -110,7 +110,8 @@ def run_product(
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
     session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": hidden})[0]
+    result: Any = session.run(None, {"x": hidden})[0]
+    return result
 
 
 def as_tensor(tensor: torch.Tensor, ref: WeightRef) -> Any:
