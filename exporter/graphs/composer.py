@@ -147,11 +147,10 @@ class Composer:
             if node.op_type in ("MatMul", "Gemm") and node.inputs[1] in products:
                 left, matrix, *bias = node.inputs
                 assert left is not None and matrix is not None and left.shape is not None
-                out = self._products(prefix, values[left], len(left.shape), products[matrix])
-                for value in bias:
-                    assert value is not None
-                    out = self.node("Add", [out, values[value]], f"{prefix}/Add_{len(self._graph)}")
-                values[node.outputs[0]] = out
+                assert None not in bias
+                values[node.outputs[0]] = self._biased_products(
+                    prefix, values[left], len(left.shape), products[matrix], [values[b] for b in bias if b]
+                )
                 continue
             # Optional outputs that nobody reads must not be declared: engines would compute them.
             count = max(
@@ -172,7 +171,8 @@ class Composer:
         return dict(zip(template.outputs, (values[v] for v in template.graph.outputs), strict=True))
 
     def product(self, hidden_states: ir.Value, matrix: WeightRef, name: str) -> ir.Value:
-        """`hidden_states` [N, in] times a matrix [out, in], however that is stored; `name` is that of the node."""
+        """`hidden_states` [N, in], of integers [..., in], times a matrix [out, in], however that is stored; `name` is that of
+        the node."""
         integers = self._store.integers_of(matrix)
         if integers is None:
             return self.node("Gemm", [hidden_states, self.weight(matrix)], name, transB=1)
@@ -197,6 +197,32 @@ class Composer:
             "DequantizeLinear", parts, named("DequantizeLinear"), axis=0, block_size=matrix.block
         )
         return self.node("MatMul", [hidden_states, weights], name or named("MatMul"))
+
+    def _biased_products(
+        self,
+        prefix: str,
+        hidden_states: ir.Value,
+        rank: int,
+        matrices: Sequence[IntegerRef | WeightRef],
+        bias: Sequence[ir.Value],
+    ) -> ir.Value:
+        """`_products` plus a bias, where there is one.
+
+        ONNX Runtime makes one node of a product of rank 2, its bias and a ReLU behind it, and that node reads floats: integers
+        would be dequantised at every run. So products with integers have rank 3 until the bias is added.
+        """
+
+        def node(op_type: str, *inputs: ir.Value) -> ir.Value:
+            return self.node(op_type, inputs, f"{prefix}/{op_type}_{len(self._graph)}")
+
+        raised = rank == 2 and bool(bias) and any(isinstance(matrix, IntegerRef) for matrix in matrices)
+        if raised:
+            first = self.constant(np.array([0], np.int64))
+            hidden_states = node("Unsqueeze", hidden_states, first)
+        out = self._products(prefix, hidden_states, rank + raised, matrices)
+        for value in bias:
+            out = node("Add", out, value)
+        return node("Squeeze", out, self.constant(np.array([0], np.int64))) if raised else out
 
     def _products(
         self, prefix: str, hidden_states: ir.Value, rank: int, matrices: Sequence[IntegerRef | WeightRef]

@@ -15,7 +15,9 @@ import torch
 from tests.support import device_counts
 from tests.support.cycle_counts import counted
 from tests.support.oracle import Oracle
-from tests.support.rig import ENGINES, FAMILIES, Rig
+from tests.support.plain_decoding import PlainDecoding
+from tests.support.rig import ENGINES, FAMILIES, FLOAT_WEIGHTS, Rig
+from tests.support.tiny_bundles import BUNDLES
 
 KEPT = 2 * len(ENGINES)
 """Rigs that a process keeps, of some 300 MB each: those of a family, with one cut and with two."""
@@ -50,12 +52,12 @@ def _few_threads() -> None:
 
 @pytest.fixture(scope="session")
 def oracle_for(tiny_bundle: Callable) -> Callable[[str], Oracle]:
-    """`oracle_for(name)`: transformers on the checkpoint of the bundle `name`."""
+    """`oracle_for(name)`: transformers on the checkpoint of the bundle `name`, whose matrices are rounded as the bundle's."""
     made: dict[str, Oracle] = {}
 
     def get(name: str) -> Oracle:
         if name not in made:
-            made[name] = Oracle(tiny_bundle(name).checkpoint)
+            made[name] = Oracle(tiny_bundle(name).checkpoint, BUNDLES[name].weights)
         return made[name]
 
     return get
@@ -64,14 +66,21 @@ def oracle_for(tiny_bundle: Callable) -> Callable[[str], Oracle]:
 @pytest.fixture(scope="session")
 def rigs(tiny_bundle: Callable, oracle_for: Callable) -> Callable[[str, str], Rig]:
     """`rigs(name, engine)`: the bundle `name` on an engine of `rig.ENGINES`, with a new decoder at every call. Those that were
-    not asked for longest are let go: all of them take 10 GB in each process."""
+    not asked for longest are let go: all of them take 10 GB in each process. Engines that compute with integers are compared
+    with their own plain decoding."""
     made: dict[tuple[str, str], Rig] = {}
+
+    def make(name: str, engine: str) -> Rig:
+        tiny, oracle = tiny_bundle(name), oracle_for(name)
+        if BUNDLES[name].weights is None or engine == FLOAT_WEIGHTS:
+            return Rig(tiny, engine, oracle)
+        return Rig(tiny, engine, PlainDecoding(Rig(tiny, engine, oracle, max_batch=1)))
 
     def get(name: str, engine: str) -> Rig:
         found = made.pop((name, engine), None)
         if len(made) >= KEPT:
             let_go(made)
-        made[name, engine] = found or Rig(tiny_bundle(name), engine, oracle_for(name))
+        made[name, engine] = found or make(name, engine)
         return made[name, engine] if found is None else found.fresh()
 
     return get

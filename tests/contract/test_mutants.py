@@ -34,6 +34,7 @@ from tests.support import device_mutants as device
 from tests.support import eagle3_mutants as eagle3
 from tests.support import eagle_mutants as eagle
 from tests.support import gpu_mutants as gpu
+from tests.support import integer_mutants as integers
 from tests.support import skipped_mutants as skipped
 from tests.support import tensorrt_mutants as plans
 from tests.support import vispec_mutants as vispec
@@ -485,6 +486,8 @@ class Mutant:
     """Errors of the runtime itself that stop it, beside a failing assertion."""
 
 
+OF_INTEGERS = ("t5-weights-int4", "llama-weights-int8")
+
 MUTANTS = {
     "T5 bias zeroed in the tail": Mutant(
         zeroed_bias_in_the_tail,
@@ -588,6 +591,26 @@ MUTANTS = {
             "long": generation("draft-and-verify", 8),
         },
         ("t5", "llama", "vit-gpt2", "qwen2.5-vl"),
+    ),
+    "no least width": Mutant(
+        integers.no_least_width,
+        {"chain": integers.drafted("often-right", 4), "trunk": integers.drafted("early-exit", 3)},
+        OF_INTEGERS,
+    ),
+    "padding of a pass kept": Mutant(
+        integers.padding_kept, {"chain": integers.drafted("often-right", 4)}, OF_INTEGERS
+    ),
+    "padding of a pass is seen": Mutant(
+        integers.padding_seen, {"chain": integers.drafted("verified-by-all", 4)}, OF_INTEGERS
+    ),
+    "trees of integers": Mutant(
+        integers.trees_of_integers, {"medusa": integers.drafted("medusa-tree", 4)}, OF_INTEGERS
+    ),
+    "scales of the neighbour in a tied table": Mutant(
+        integers.scales_of_the_neighbour, {"plain": integers.as_generate}, ("llama-tied-weights-int8",)
+    ),
+    "integers of the neighbour in a tied table": Mutant(
+        integers.integers_of_the_neighbour, {"plain": integers.as_generate}, ("llama-tied-weights-int8",)
     ),
     "drafts one slot late": Mutant(
         skipped.drafts_one_slot_late, {"draft and verify": table("draft_and_verify")}, ("t5", "llama")

@@ -177,11 +177,17 @@ def bundle_of(family: str, draft: str) -> str:
 
 def fits(family: str, draft: str) -> bool:
     """Whether the bundle `family` has such a draft: ViSpec sees pictures among the rows of a decoder."""
+    if draft in SCRIPTED_TREES and BUNDLES[family].weights is not None:
+        return False
     if "attending" in draft:
         return ATTENDING in BUNDLES[family].draft_layers
     if draft.startswith("eagle3"):
         return BUNDLES[family].taps is not None
     return "vispec" not in draft or BUNDLES[family].sees
+
+
+SCRIPTED_TREES = ("tree", "bushy")
+"""They propose trees whatever they are allotted: with integer weights a target verifies chains."""
 
 
 def runs_on(engine: str, draft: str) -> bool:
@@ -339,6 +345,8 @@ def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
             nodes = getattr(ask.proposer, "nodes", 0) if ask.nodes is None else ask.nodes
             most = ask.length if ask.length == 0 else max(ask.length, nodes)
             check_stats(sequence.stats, sequence.tokens, most)
+            if rig.manifest.target_weights is not None:
+                assert all(nodes == depth for nodes, depth in sequence.stats.shapes), "integers verify chains"
             reason, error = sequence.finish_reason or "", sequence.error
             runs[number] = Run(tuple(sequence.tokens), reason, sequence.stats, error)
         if cycle.sequences:

@@ -1,4 +1,5 @@
-"""What transformers says: plain forward passes and `generate`, eager attention, float32, no cache, no code of ours."""
+"""What transformers says: plain forward passes and `generate`, eager attention, float32, no cache, no code of ours but the
+rounding of matrices."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ from transformers import (
     T5ForConditionalGeneration,
     VisionEncoderDecoderModel,
 )
+from transformers.pytorch_utils import Conv1D
+from vlmexport.exporter.quantization.blocks import dequantize, quantize
 
 CLASSES: dict[str, Any] = {
     "blip-2": Blip2ForConditionalGeneration,
@@ -75,7 +78,8 @@ class Request:
 class Oracle:
     """One checkpoint folder in transformers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, weights: str | None = None) -> None:
+        """`weights`: the kind of integers that its matrices are rounded to, and read as floats again."""
         kind = AutoConfig.from_pretrained(folder).model_type
         self.model = (
             CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -88,6 +92,19 @@ class Oracle:
         """The module that `layers` belong to."""
         self.reads_text = kind != "vision-encoder-decoder"
         self.encoder_decoder = not self.reads_text or bool(self.text.config.is_encoder_decoder)
+        if weights is not None:
+            self._round(f"{layers}.", weights)
+
+    def _round(self, layers: str, kind: str) -> None:
+        """As `vlmexport build --weights` says: linear modules of the layers, a text encoder's too, and an LM head of 8
+        bits, which an embedding table shares that is tied to it. In place, for the table's sake."""
+        for path, module in self.text.named_modules():
+            head = path == "lm_head"
+            if not head and not path.startswith((layers, "encoder.block.")):
+                continue
+            if isinstance(module, torch.nn.Linear | Conv1D):
+                by_row = module.weight.data.t() if isinstance(module, Conv1D) else module.weight.data
+                by_row.copy_(dequantize(*quantize(by_row.contiguous(), "int8" if head else kind)))
 
     @property
     def start(self) -> int:

@@ -15,9 +15,11 @@ from vlmexport.runtime.families.mrope import Span, positions
 from vlmexport.runtime.images.processors import tiles
 from vlmexport.runtime.images.processors.patches import settings_of
 from vlmexport.runtime.images.windows import windows
+from vlmexport.runtime.session.widths import open_decoder
 from vlmexport.runtime.speculative.proposer import Picture
 
 from tests.support.engines.emulated import Asked, Emulated, EmulatedCuda
+from tests.support.engines.narrow_rounding import NarrowRounding
 from tests.support.engines.portable import Portable
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
 from tests.support.engines.torch_reference import TorchReference
@@ -43,6 +45,21 @@ ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
     "tensorrt-portable": lambda tiny, oracle: Emulated.of(tiny.path, tiny.bundle.manifest, "portable"),
 }
 """The columns. A new engine is one line here."""
+
+FLOAT_WEIGHTS = "float-weights"
+"""Computes what the oracle computes: integers become floats, and no row is rounded to 8 bits."""
+
+LEAST = 3
+"""Width from which on the engine `narrow-rounding` gives the same numbers."""
+
+INTEGER_ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
+    FLOAT_WEIGHTS: lambda tiny, oracle: OnnxRuntimeCpu(tiny.path, tiny.bundle.manifest, float_weights=True),
+    "narrow-rounding": lambda tiny, oracle: NarrowRounding(tiny.path, tiny.bundle.manifest, least=LEAST),
+    "narrow-rounding-device": lambda tiny, oracle: RecordingDevice(
+        tiny.bundle.manifest, NarrowRounding(tiny.path, tiny.bundle.manifest, least=LEAST)
+    ),
+}
+"""Further columns, of bundles with integer weights alone."""
 
 DEVICES = (RecordingDevice, Asked)
 """Engines with a queue, whose memory a test can spoil."""
@@ -88,26 +105,41 @@ def close(got: np.ndarray, want: np.ndarray, what: str) -> None:
 class Rig:
     """See the module."""
 
-    def __init__(self, tiny: TinyBundle, engine: str, oracle: Oracle) -> None:
+    def __init__(
+        self, tiny: TinyBundle, engine: str, oracle: Oracle | Any, max_batch: int | None = None
+    ) -> None:
+        """`max_batch`: as many as the bundle allows unless it is given."""
         self.tiny, self.oracle, self.column = tiny, oracle, engine
         self.manifest = tiny.bundle.manifest
-        self.engine = ENGINES[engine](tiny, oracle)
+        self.engine = (ENGINES | INTEGER_ENGINES)[engine](tiny, oracle)
+        self.max_batch = max_batch or self.manifest.limits.max_batch
+        self.least_width: int | None = None
+        """What passes are padded to, of a bundle with integer weights; it is measured once."""
         self.fresh()
 
     def fresh(self) -> Rig:
         """A new decoder (new buffers) on the same engine, which forgets the calls that hold the buffers of the one before."""
-        limits = self.manifest.limits
         if isinstance(self.engine, DEVICES):
             self.settle()  # what waits in a device's queue holds the engine, and buffers that are freed at its end
             self.engine = self.engine.renewed()
         elif isinstance(calls := getattr(self.engine, "_calls", None), BoundCalls):
             calls.clear()
-        self.decoder = Decoder(
-            self.engine, self.manifest, self.tiny.bundle.tensor, max_batch=limits.max_batch
-        )
+        self.decoder = self._open()
         if isinstance(self.engine, DEVICES):
             spoil_scratch(self.decoder, self.engine)
         return self
+
+    def _open(self) -> Decoder:
+        bundle = self.tiny.bundle
+        if self.manifest.target_weights is not None and self.column != FLOAT_WEIGHTS:
+            if self.least_width is None:
+                found, decoder = open_decoder(bundle, self.engine, None, self.max_batch)
+                self.manifest, self.least_width = found.manifest, decoder.passes.least_width
+                return decoder
+            decoder = Decoder(self.engine, self.manifest, bundle.tensor, max_batch=self.max_batch)
+            decoder.set_least_width(self.least_width)
+            return decoder
+        return Decoder(self.engine, self.manifest, bundle.tensor, max_batch=self.max_batch)
 
     def settle(self) -> None:
         """Let a device do what is still queued, so that its checks have seen everything."""

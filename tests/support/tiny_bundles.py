@@ -55,6 +55,8 @@ class Recipe:
     head: str = "own"
     taps: tuple[int, int, int] | None = None
     """Layers whose rows an EAGLE-3 layer reads, where there is one."""
+    weights: str | None = None
+    """What the target's matrices are rounded to."""
 
     @property
     def sees(self) -> bool:
@@ -144,6 +146,35 @@ BUNDLES |= {
 }
 LIGHT = ("llama-int4", "blip2-opt-int8")
 """With drafts whose weights are integers."""
+
+WITH_INTEGERS = (
+    "t5",
+    "llama",
+    "blip2-opt",
+    "vit-gpt2",
+    "llava",
+    "llava-next",
+    "qwen2.5-vl",
+    "qwen2",
+    "t5-text",
+    "llama-tied",
+)
+"""Bundles that are looked at with integer weights, too."""
+
+CUT_TWICE = ("t5", "llama")
+"""Those of them with a second cut."""
+
+KINDS = ("int8", "int4")
+BUNDLES |= {
+    f"{name}-weights-{kind}{cuts}": replace(BUNDLES[f"{name}{cuts}"], weights=kind)
+    for kind in KINDS
+    for name, cuts in (*((name, "") for name in WITH_INTEGERS), *((name, "-two-cuts") for name in CUT_TWICE))
+}
+# With seed 18 it repeats itself soon.
+BUNDLES["vit-gpt2-weights-int4"] = replace(
+    BUNDLES["vit-gpt2-weights-int4"], changes={**BUNDLES["vit-gpt2"].changes, "seed": 21}
+)
+BUNDLES["llama-float16-weights-int4"] = replace(BUNDLES["llama-float16"], weights="int4")
 
 
 @dataclass(frozen=True)
@@ -345,6 +376,7 @@ def build(name: str, folder: Path) -> TinyBundle:
             drafts=drafts,
             parity=False,
             precision=recipe.precision,
+            weights=recipe.weights,
             draft_precision=[] if recipe.draft_precision is None else [recipe.draft_precision],
             **recipe.limits,
         )

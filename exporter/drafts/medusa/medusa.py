@@ -110,8 +110,10 @@ class MedusaDraft(TrainedDraft):
                 ("hidden_out",),
             )
         graph = Composer(ROLE, store, ROLE)
-        hidden_states, logits_by_head = norm.hidden_states(graph), []
+        hidden_states, by_head = norm.hidden_states(graph), []
         axis = graph.constant(np.array([1], np.int64))
+        # ONNX Runtime has one kernel for integers and their product only where one product reads them.
+        at_once = config.head == "shared" and store.integers_of(language.head) is not None
         for k in range(config.heads):
             prefix = f"{tensors.prefix}{k}."
             own = graph.call(blocks, f"head.{k}", {"hidden": hidden_states}, prefix.__add__)["hidden_out"]
@@ -119,13 +121,11 @@ class MedusaDraft(TrainedDraft):
             if config.head != "shared":
                 shape = (config.proposed or 0, config.hidden_size)
                 table = WeightRef((f"{prefix}{config.layers}.weight",), False, shape)
-            logits = graph.product(own, table, f"head.{k}/logits")
-            logits_by_head.append(graph.node("Unsqueeze", [logits, axis], f"head.{k}/one"))
-        logits = (
-            logits_by_head[0]
-            if len(logits_by_head) == 1
-            else graph.node("Concat", logits_by_head, "heads", axis=1)
-        )
+            one = own if at_once else graph.product(own, table, f"head.{k}/logits")
+            by_head.append(graph.node("Unsqueeze", [one, axis], f"head.{k}/one"))
+        logits = by_head[0] if len(by_head) == 1 else graph.node("Concat", by_head, "heads", axis=1)
+        if at_once:
+            logits = graph.product(logits, language.head, "logits")
         d2t = None
         if config.trimmed is not None:
             d2t = graph.weight(WeightRef((f"{tensors.prefix}d2t",), False, (config.trimmed,), "int64"))

@@ -346,7 +346,8 @@ class _Call:
         if "row_index" in self._inputs and "hidden" in self._inputs:  # else of tiles, in a vision graph
             self._check_range("row_index", prod(self._inputs["hidden"].shape[:2]))
         if "token_ids" in self._inputs:
-            self._check_range("token_ids", self._inputs["embedding_table"].shape[0])
+            words = -1 if "embedding_scales" in self._inputs else 0  # a table of integers is [E, V]
+            self._check_range("token_ids", self._inputs["embedding_table"].shape[words])
         for cache in self._caches.values():
             state = device.memory.state(cache)
             for sequence, start in enumerate(starts):

@@ -30,7 +30,7 @@ from vlmexport.exporter.quantization.rounded import RoundedTensors
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import ExportError, OptionError
-from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
+from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu, fold_integers, session_options
 
 from tests.support import tiny_models
 
@@ -106,12 +106,13 @@ def run_product(
                 r for r in store.slots() if value.name in ("+".join(r.names), "+".join(r.names) + ".T")
             )
             value.const_value = as_tensor(store.materialize(ref), ref)
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options = session_options(pooled=False)  # another test of the process may have made the pool
+    fold_integers(options)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
     session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": hidden})[0]
+    result: Any = session.run(None, {"x": hidden})[0]
+    return result
 
 
 def as_tensor(tensor: torch.Tensor, ref: WeightRef) -> Any:
