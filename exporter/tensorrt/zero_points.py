@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -116,7 +117,7 @@ def _add_sums(
         graph.initializer.append(numpy_helper.from_array(array, name))
         made[name] = TensorProto.INT64
     last = f"{start}/wide"
-    steps: list[tuple[str, list[str], str, dict[str, int]]] = [
+    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Reshape", [rows, f"{start}/shape"], f"{start}/blocks", {}),
         ("Cast", [f"{start}/blocks"], f"{start}/wide_blocks", {"to": FLOAT}),
         ("ReduceSum", [f"{start}/wide_blocks", f"{start}/axis"], last, {"keepdims": 0}),

@@ -309,7 +309,7 @@ def test_pieces_of_a_graph_compute_the_same(tied: tuple[Path, Path]) -> None:
     rng = np.random.default_rng(3)
     feeds: dict[str, np.ndarray] = {}
     for value in graph.inputs:
-        shape = [sizes.get(d, d) if isinstance(d, str) else d for d in value.shape]
+        shape = [sizes[d] if isinstance(d, str) else d for d in value.shape]
         floats = value.dtype == "float32"
         feeds[value.name] = (
             rng.standard_normal(shape).astype(np.float32) if floats else np.ones(shape, value.dtype)
@@ -338,7 +338,7 @@ def test_what_waits_on_the_disk_is_asked_for(tied: tuple[Path, Path], tmp_path: 
         for kind in ("int4", "float")
     ]
     light, floats = (estimated_bytes(each) - SPARE_BYTES for each in made)
-    tensors = made[0].checkpoint.tensors
+    tensors: Any = made[0].checkpoint.tensors
     assert light - tensors.waiting_bytes < floats
     for name in tensors.quantized:
         tensors.read(name + INTEGERS)

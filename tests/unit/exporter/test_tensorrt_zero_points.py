@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ from tests.support.quantized_checkpoints import write_quantized
 
 RNG = np.random.default_rng(2)
 BLOCKS, BLOCK, OUT = 3, 32, 8
-LIMITS = {TensorProto.INT8: (-128, 127), TensorProto.INT4: (-8, 7)}
+LIMITS: dict[int, tuple[int, int]] = {TensorProto.INT8: (-128, 127), TensorProto.INT4: (-8, 7)}
 
 
 def _toy(folder: Path, kind: int, external: bool, scales: np.ndarray | None = None) -> Path:
@@ -60,7 +61,7 @@ def _toy(folder: Path, kind: int, external: bool, scales: np.ndarray | None = No
     return path
 
 
-def _run(path: Path, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def _run(path: Path, feeds: dict[str, np.ndarray]) -> Any:
     use_global_pool()
     options = ort.SessionOptions()
     options.use_per_session_threads = False
@@ -125,7 +126,7 @@ def test_a_checkpoint_with_zero_points_gets_plans(tmp_path: Path, form: str) -> 
     }
     feeds: dict[str, np.ndarray] = {}
     for value in graph.inputs:
-        shape = [sizes.get(d, d) if isinstance(d, str) else d for d in value.shape]
+        shape = [sizes[d] if isinstance(d, str) else d for d in value.shape]
         feeds[value.name] = (
             RNG.standard_normal(shape).astype(np.float32)
             if value.dtype == "float32"
