@@ -29,6 +29,8 @@ LIMIT = 0.10
 
 WIDE = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 2, "num_attention_heads": 32}
 NARROW = {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 9, "num_attention_heads": 16}
+SHORT = NARROW | {"num_hidden_layers": 8}
+INT4 = ("--weights", "int4")
 
 CASES: dict[str, dict[str, Any]] = {
     "0.6 B, 5 shards, whole": {"config": NARROW, "shard": "300MB", "options": ["--parity-memory", "100GiB"]},
@@ -46,6 +48,34 @@ CASES: dict[str, dict[str, Any]] = {
         "config": WIDE,
         "shard": "5GB",
         "options": ["--parity-memory", "0"],
+    },
+    "0.5 B to int4, whole": {
+        "config": SHORT,
+        "shard": "5GB",
+        "options": [*INT4, "--parity-memory", "100GiB"],
+    },
+    "0.5 B to int4, layer by layer": {
+        "config": SHORT,
+        "shard": "5GB",
+        "options": [*INT4, "--parity-memory", "100MB"],
+    },
+    "0.5 B of GPTQ, whole": {
+        "config": SHORT,
+        "shard": "5GB",
+        "form": "gptq",
+        "options": ["--parity-memory", "100GiB"],
+    },
+    "0.5 B of GPTQ, layer by layer": {
+        "config": SHORT,
+        "shard": "5GB",
+        "form": "gptq",
+        "options": ["--parity-memory", "100MB"],
+    },
+    "0.5 B of compressed-tensors, whole": {
+        "config": SHORT,
+        "shard": "5GB",
+        "form": "w4a16",
+        "options": ["--parity-memory", "100GiB"],
     },
 }
 
@@ -72,6 +102,17 @@ def make(folder: str, shard: str, config: str) -> None:
             value.data.uniform_(-0.03, 0.03)
     model.save_pretrained(folder, max_shard_size=shard)
     tokenizer.save_pretrained(folder)
+
+
+def resident(bundle: str) -> dict[str, int]:
+    """Worker: resident bytes of a session after three requests, the most of them long."""
+    from vlmexport.runtime import Session
+
+    session = Session.load(bundle)
+    for prompt in ("a", "the red ball", "a b c " * 40):
+        session.generate(prompt=prompt, max_new_tokens=16)
+    status = Path("/proc/self/status").read_text()
+    return {"resident": int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024}  # type: ignore[index]
 
 
 def command(*arguments: object) -> list[str]:
@@ -106,12 +147,22 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         program("benchmarks.build_memory", "--make", model, case["shard"], json.dumps(case["config"])),
         check=True,
     )
+    if "form" in case:
+        subprocess.run(
+            program("benchmarks.build_memory", "--quantize", model, folder / "quantized", case["form"]),
+            check=True,
+        )
+        model = folder / "quantized"
     asked = ["build", "--model", model, "--draft-layer", "1", "-o", output, *case["options"], "--json"]
     plan = json.loads(
         subprocess.run(command(*asked, "--dry-run"), check=True, capture_output=True, text=True).stdout
     )
     peak = watched(command(*asked))
     estimate = plan["peak_memory"]["build"] / 1e6
+    ran = subprocess.run(
+        program("benchmarks.build_memory", "--run", output), check=True, capture_output=True, text=True
+    )
+    run, running = plan["peak_memory"]["run"] / 1e6, json.loads(ran.stdout)["resident"] / 1e6
     return {
         "parameters_m": round(plan["parameters"] / 1e6, 1),
         "parity": plan["parity"],
@@ -121,12 +172,25 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         "peak_file_mb": round(peak["RssFile"]),
         "peak_over_estimate": round(peak["VmHWM"] / estimate, 3),
         "within_limit": abs(peak["VmHWM"] / estimate - 1) <= LIMIT,
+        "file_mb": round((output / "weights.bin").stat().st_size / 1e6, 1),
+        "planned_file_mb": round(plan["weight_bytes"] / 1e6, 1),
+        "run_estimate_mb": round(run),
+        "run_mb": round(running),
+        "run_over_estimate": round(running / run, 3),
     }
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--make"]:
         make(*sys.argv[2:5])
+        return
+    if sys.argv[1:2] == ["--quantize"]:
+        from tests.support.quantized_checkpoints import write_quantized
+
+        write_quantized(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+        return
+    if sys.argv[1:2] == ["--run"]:
+        print(json.dumps(resident(sys.argv[2])))
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -4,7 +4,7 @@
 
 Each model is a checkpoint of the published configuration whose weights are a hole in a file (nothing is on the disk, none
 is read), with a small tokenizer of the same kind. What a build would write into the manifest of its graphs goes to
-`exporter/published_shapes/ALIAS.json`. Facts of the configurations: `config.json` in each model's folder on the hub
+`exporter/published_shapes/ALIAS.json`, with the numbers that `--weights` makes integers in each. Facts of the configurations: `config.json` in each model's folder on the hub
 (`Alias.hub_id`), as it is quoted in the places that `SOURCES` names; `TOTALS` are the numbers of parameters that are
 published for the checkpoints, and the trace must come to them.
 """
@@ -16,6 +16,7 @@ import json
 import math
 import struct
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,16 +231,19 @@ def traced(alias: str) -> dict[str, Any]:
         request = BuildRequest(model=f"{place}/{alias}", output=Path("-"), force=True)
         prepared = prepare(request, write=False)
         export(prepared)
+        integers = prepare(replace(request, weights="int8"), write=False)
+        export(integers)
     manifest = prepared.manifest.to_dict()
     manifest["model"] |= {"source": alias, "fingerprint": "", "trained_from": None}
     for graph in manifest["graphs"].values():
         graph.update(inputs=[], outputs=[])
-        for form in ("float32", "folded"):
+        for form in ("float32", "folded", "float32_folded"):
             graph.pop(form, None)
     ids = ("pad_token_id", "bos_token_id", "decoder_start_token_id", "image_token_id")
     manifest["text"] |= dict.fromkeys((*ids, "chat_template")) | {
         "eos_token_ids": []
     }  # the small tokenizer's
+    manifest["text"].pop("special_tokens", None)
     manifest["text"]["default_prompt"] = known.default_prompt
     for name in ("producer", "files", "parity", "plans", "generation"):
         manifest[name] = type(manifest[name])()
@@ -248,6 +252,9 @@ def traced(alias: str) -> dict[str, Any]:
         "parameters": parameters,
         "max_positions": prepared.family.max_positions,
         "needed_rows": prepared.family.needed_embeds,
+        "integers": {
+            name: graph.integers for name, graph in integers.manifest.graphs.items() if graph.integers
+        },
         "manifest": manifest,
     }
 

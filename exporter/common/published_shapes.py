@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...runtime.bundle.manifest import GraphInfo, Manifest
+from ...runtime.bundle.target_weights import TargetWeights
 from ...runtime.common.errors import OptionError
 from .lengths import check_length
+
+ITEM = 4
+"""Bytes of a number in the manifests, which are those of float32."""
+
+BLOCK = 32
+"""Integers that share a scale."""
 
 FOLDER = Path(__file__).parents[1] / "published_shapes"
 
@@ -21,11 +28,19 @@ FOLDER = Path(__file__).parents[1] / "published_shapes"
 @dataclass(frozen=True)
 class Shapes:
     """`manifest` is what a build without options would write, of weights that nobody read. `max_positions`: the longest
-    sequence (tokens) that the model was made for, None: any; `needed_embeds`: what a picture takes of it."""
+    sequence (tokens) that the model was made for, None: any; `needed_embeds`: what a picture takes of it; `integers`: the
+    numbers of each graph that `--weights` can make integers."""
 
     manifest: Manifest
     max_positions: int | None
     needed_embeds: int
+    integers: Mapping[str, int]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the LM head is the embedding table, too, which no graph counts."""
+        counted = sum(graph.parameters or 0 for graph in self.manifest.graphs.values())
+        return self.manifest.weights.total // ITEM - counted < self.integers["head"] // 2
 
 
 def published(alias: str) -> Shapes | None:
@@ -35,8 +50,30 @@ def published(alias: str) -> Shapes | None:
     document = json.loads((FOLDER / f"{alias}.json").read_text("utf-8"))
     # Not `from_dict`: without their inputs and outputs, graphs do not fit the rest of a manifest.
     return Shapes(
-        Manifest.parse(document["manifest"], ""), document["max_positions"], document["needed_rows"]
+        Manifest.parse(document["manifest"], ""),
+        document["max_positions"],
+        document["needed_rows"],
+        document["integers"],
     )
+
+
+def with_integers(shapes: Shapes, layers: str | None, head: str | None, choice: str) -> Shapes:
+    """The model with matrices of its layers, and of its LM head, of the types int8 or int4, None: float; `choice` is the
+    value of `--weights`."""
+    kinds = {graph: head if graph == "head" else layers for graph in shapes.integers}
+    graphs, saved = dict(shapes.manifest.graphs), 0
+    for name, kind in kinds.items():
+        if kind is None:
+            continue
+        count = shapes.integers[name]
+        size = -(-count // 2) if kind == "int4" else count
+        graphs[name] = replace(graphs[name], integers=count, integer_bytes=size)
+        saved += ITEM * count - size - ITEM * (count // BLOCK)
+    dtype = layers or head
+    target = None if dtype is None else TargetWeights(dtype=dtype, block=BLOCK, head=head, choice=choice)
+    manifest = shapes.manifest
+    weights = replace(manifest.weights, bytes=manifest.weights.bytes - saved)
+    return replace(shapes, manifest=replace(manifest, graphs=graphs, weights=weights, target_weights=target))
 
 
 def planned(shapes: Shapes, draft_layer: int | None, max_length: int | None, batch: int) -> Manifest:
@@ -62,10 +99,9 @@ def cut(manifest: Manifest, layer: int) -> Manifest:
     """The decoder cut after `layer`, and drafts that branch off there. All layers of a decoder have as many numbers."""
     layers = manifest.decoder.num_layers
     segments = [manifest.graphs[name] for name in manifest.segments]
-    numbers = sum(graph.parameters or 0 for graph in segments)
     cuts = [0, layer, layers]
     graphs = {name: graph for name, graph in manifest.graphs.items() if name not in manifest.segments}
-    graphs |= _segments(segments[0], cuts, numbers // layers)
+    graphs |= _segments(segments, cuts)
     drafts = [
         draft if draft.layer is None else replace(draft, layer=layer, name=f"{draft.kind}@{layer}")
         for draft in manifest.drafts
@@ -73,10 +109,18 @@ def cut(manifest: Manifest, layer: int) -> Manifest:
     return replace(manifest, decoder=replace(manifest.decoder, cuts=cuts), graphs=graphs, drafts=drafts)
 
 
-def _segments(like: GraphInfo, cuts: Sequence[int], numbers: int) -> dict[str, GraphInfo]:
+def _segments(old: Sequence[GraphInfo], cuts: Sequence[int]) -> dict[str, GraphInfo]:
+    def share(counts: Sequence[int | None], layers: int) -> int:
+        return sum(count or 0 for count in counts) // cuts[-1] * layers
+
     return {
         f"segment.{i}": replace(
-            like, file=f"segment.{i}.onnx", layers=(first, last), parameters=numbers * (last - first)
+            old[0],
+            file=f"segment.{i}.onnx",
+            layers=(first, last),
+            parameters=share([graph.parameters for graph in old], last - first),
+            integers=share([graph.integers for graph in old], last - first) or None,
+            integer_bytes=share([graph.integer_bytes for graph in old], last - first) or None,
         )
         for i, (first, last) in enumerate(itertools.pairwise(cuts))
     }

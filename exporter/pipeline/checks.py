@@ -176,7 +176,7 @@ def estimated_bytes(prepared: Prepared) -> int:
     """The bundle's bytes, from the checkpoint's shapes alone (graphs say exactly, once they are traced).
 
     Tensors that a parameter of the model's class is read from count once, tied tables as one; buffers of integers are never
-    stored. TensorRT plans hold every weight once more.
+    stored. TensorRT plans hold every weight once more. So does the file beside the bundle in which rounded integers wait.
     """
     checkpoint, language, manifest = prepared.checkpoint, prepared.family.language, prepared.manifest
     tensors = checkpoint.tensors
@@ -196,4 +196,5 @@ def estimated_bytes(prepared: Prepared) -> int:
     item = ITEM_SIZES[manifest.weights_dtype]
     if prepared.plans is not None:
         item += 4 if prepared.plans.precision in ("fp32", "float32") else 2
-    return count * item + own * (1 if prepared.plans is None else 2) + SPARE_BYTES
+    waiting = getattr(tensors, "waiting_bytes", 0)
+    return count * item + own * (1 if prepared.plans is None else 2) + waiting + SPARE_BYTES

@@ -159,11 +159,6 @@ def count(weights: Iterable[ir.ExternalTensor]) -> int:
     return sum(weight.size for weight in weights if is_number((weight.name or "").removesuffix(".T")))
 
 
-def loaded_bytes(weight: ir.ExternalTensor) -> int:
-    """What a CPU holds of a weight: floats as float32, integers as they are stored."""
-    return 4 * weight.size if weight.dtype.is_floating_point() else weight.nbytes
-
-
 def describe_value(value: ir.Value) -> ValueInfo:
     """Name, dtype and shape of a graph's input or output."""
     assert value.name is not None and value.shape is not None and value.dtype is not None

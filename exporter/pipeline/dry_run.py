@@ -31,7 +31,7 @@ from ..common.memory import (
 )
 from ..families.common.parts import GraphSpec
 from ..parity.recorded import RowCount, compared_rows, recorded_memory, row_counts
-from .describe import count, external_weights, loaded_bytes
+from .describe import count, external_weights
 from .duration import BuildWork, build_seconds, measured_rates
 from .export import Exported, export
 from .prepare import prepare
@@ -176,7 +176,8 @@ def estimate_memory(
 
 
 def _memory(spec: GraphSpec) -> GraphMemory:
-    weights = {weight.name or "": loaded_bytes(weight) for weight in external_weights(spec.model)}
+    """In parity, which computes with the floats that integers stand for."""
+    weights = {weight.name or "": 4 * weight.size for weight in external_weights(spec.model)}
     nodes = ((n.name or "", [v.name or "" for v in n.inputs if v is not None]) for n in spec.model.graph)
     return graph_memory(nodes, weights)
 

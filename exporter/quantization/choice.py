@@ -55,6 +55,14 @@ class WeightsChoice:
                     f"in {', '.join(last)}"
                 )
 
+    def check_tied(self) -> None:
+        """OptionError for an LM head of 4 bits, of a model whose head is its embedding table, too."""
+        if self.dtype_of(HEAD) == "int4":
+            raise OptionError(
+                f"--weights {self}: this model's LM head is its embedding table, too, of which single tokens are read: 4 bits do "
+                f"not do that; give {HEAD}=int8"
+            )
+
     def __str__(self) -> str:
         return ",".join([self.kind, *(f"{part}={kind}" for part, kind in self.parts)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from .blocks import packed, quantize, unpacked
-from .matrix import INTEGERS, SCALES, QuantizedMatrix, matrix_of, part_shape
+from .matrix import INTEGERS, SCALES, QuantizedMatrix, integer_bytes, matrix_of, part_shape
 from .reading import read_dequantized
 
 
@@ -41,6 +42,11 @@ class RoundedTensors:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.base)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What integers and scales take in the temporary file when every matrix is rounded."""
+        return sum(integer_bytes(kind, math.prod(self.base.shape(name))) for name, kind in self._own.items())
 
     def order(self, name: str) -> tuple[int, int]:
         """That of the matrix."""

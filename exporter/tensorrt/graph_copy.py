@@ -18,6 +18,7 @@ from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ..graphs.retype import retype
 from ..lowering import lower
+from .zero_points import move_zero_points
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 CHUNK = 1 << 24  # elements converted at a time
@@ -81,7 +82,10 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / source.name
     try:
+        moved = folder / f"{source.stem}.moved"
+        kinds |= move_zero_points(model, source.parent, moved, kinds)
         weights = _write_weights(model, source.parent, folder / f"{source.stem}.data", kinds)
+        moved.unlink(missing_ok=True)
         if options.lowering == "portable":  # last: it follows the types that the copy has by now
             model = ir.to_proto(lower(ir.from_proto(model)))
         target.write_bytes(model.SerializeToString())

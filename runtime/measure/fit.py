@@ -27,6 +27,11 @@ SYSTEM_BYTES = 2 << 30
 PLAN_ITEM = 2
 """Bytes of a number in a plan, which is float16 or bfloat16 unless it is asked to be float32."""
 
+DRAFT_BLOCK = 32
+"""Integers of a draft that share a scale."""
+
+FLOAT = "float"
+
 
 def fit(
     manifest: Manifest, device: Device, *, length: int, batch: int, acceptance: float, most: int | None = None
@@ -38,7 +43,7 @@ def fit(
     Raises BundleError for a bundle whose manifest does not count the numbers of its graphs.
     """
     stored, cache = ITEM_SIZES[manifest.weights_dtype], ITEM_SIZES[manifest.cache_dtype]
-    integers = sum(map(manifest.integer_bytes, manifest.graphs))
+    integers = stored_integers(manifest)
     limits = manifest.limits
     cache_len = length + limits.max_width
     needed = {
@@ -62,6 +67,7 @@ def fit(
     return {
         "device": device.name,
         "title": device.title,
+        "weights": weights_kind(manifest),
         "memory": device.memory,
         "bandwidth": device.bandwidth,
         "needed": {**needed, "total": total},
@@ -91,9 +97,7 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
     def seconds(graph: str) -> float:
         info = manifest.graphs[graph]
         layers = len(graph_role(info.role).cached_layers(manifest, info))
-        floats = (info.parameters or 0) - (
-            info.integers or 0
-        )  # scales, a number for every 32 integers, are left out
+        floats = (info.parameters or 0) - (info.integers or 0) + scales(manifest, graph)
         return (PLAN_ITEM * floats + manifest.integer_bytes(graph) + layers * kv_bytes) / bandwidth
 
     drafts = [
@@ -101,6 +105,31 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
     ]
     made_of = passes(manifest, drafts, [manifest.limits.max_width], embed=False)
     return cost_table(drafts, {each: sum(map(seconds, graphs)) for each, graphs in made_of.items()})
+
+
+def weights_kind(manifest: Manifest) -> str:
+    """The target's weights as `--weights` names them; `float` where they are no integers."""
+    own = manifest.target_weights
+    return FLOAT if own is None else own.choice or own.dtype
+
+
+def stored_integers(manifest: Manifest) -> int:
+    """Bytes of all integers, each once. A draft without integers of its own reads the target's."""
+    borrowing = {
+        graph for draft in manifest.drafts if draft.weights_dtype is None for graph in draft.graphs.values()
+    }
+    own = {*manifest.segments, "head"} | (manifest.graphs.keys() - borrowing)
+    return sum(manifest.integer_bytes(graph) for graph in own if graph in manifest.graphs)
+
+
+def scales(manifest: Manifest, graph: str) -> int:
+    """Numbers that the integers of a graph are multiplied by, one a block."""
+    light = any(
+        draft.weights_dtype is not None and graph in draft.graphs.values() for draft in manifest.drafts
+    )
+    target = manifest.target_weights
+    block = DRAFT_BLOCK if light or target is None else target.block
+    return (manifest.graphs[graph].integers or 0) // block
 
 
 def runs_with(device: Device) -> str:

@@ -52,13 +52,9 @@ def quantized_matrices(language: Language, choice: WeightsChoice, block: int) ->
         name = language.named(path)(".weight")
         add(name, choice.dtype_of(path), weight.shape[0 if transposed else 1], transposed)
     head, tied = language.head.names[0], language.head.names == language.embedding.names
-    dtype = choice.dtype_of(HEAD)
-    if tied and dtype == "int4":
-        raise OptionError(
-            f"--weights {choice}: this model's LM head is its embedding table, too, of which single tokens are read: 4 bits do "
-            f"not do that; give {HEAD}=int8"
-        )
-    add(head, dtype, language.head.shape[1])
+    if tied:
+        choice.check_tied()
+    add(head, choice.dtype_of(HEAD), language.head.shape[1])
     return matrices
 
 

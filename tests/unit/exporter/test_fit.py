@@ -11,9 +11,19 @@ import onnx
 import pytest
 from vlmexport.exporter.cli.fit import rough
 from vlmexport.exporter.common.aliases import ALIASES
-from vlmexport.exporter.common.published_shapes import FOLDER, cut, planned, published
+from vlmexport.exporter.common.published_shapes import (
+    FOLDER,
+    Shapes,
+    cut,
+    planned,
+    published,
+    with_integers,
+)
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.quantization.choice import parse_weights
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.target_weights import TargetWeights
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, OptionError
 from vlmexport.runtime.hardware.devices import DEVICES, devices_named, lowerings, nearest_devices
@@ -282,3 +292,114 @@ def test_a_device_is_a_line_and_software_a_footnote(capsys: pytest.CaptureFixtur
         in "\n".join(lines)
     )
     assert len(lines) < len(DEVICES) + 10
+
+
+def _row(capsys: pytest.CaptureFixture[str], *line: str) -> list[dict]:
+    assert main(["fit", *line, "--target", "h100", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["devices"]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "blip2-t5"])
+def test_integers_are_those_of_the_file(
+    tiny_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    kind: str,
+) -> None:
+    """In float16, as plans are. Published models are counted from shapes, others are traced."""
+    model = tiny_checkpoint(name)
+    request = BuildRequest(
+        model=str(model),
+        output=tmp_path / "b",
+        draft_layer=1,
+        parity=False,
+        precision="float16",
+        weights=kind,
+    )
+    build_bundle(request)
+    stored = (tmp_path / "b/weights.bin").stat().st_size
+    (own,) = _row(capsys, str(tmp_path / "b"))
+    floats, planned = _row(capsys, str(model), "--draft-layer", "1", "--weights", "float", "--weights", kind)
+    assert (floats["weights"], planned["weights"], own["weights"]) == ("float", kind, kind)
+    assert own["needed"]["weights"] == stored
+    # Alignment aside: a float32 file is aligned like one of float16.
+    assert planned["needed"]["weights"] == pytest.approx(stored, rel=0.1)
+    assert planned["tokens_per_second"] == pytest.approx(own["tokens_per_second"])
+    assert floats["tokens_per_second"] < own["tokens_per_second"]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "blip2-t5", "vit-gpt2"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "float,head=int8"])
+def test_shapes_tell_what_a_build_traces(
+    tiny_checkpoint: Callable[..., Path], name: str, weights: str
+) -> None:
+    """`with_integers` of a model's floats is what the model with integers is traced to."""
+    from vlmexport.exporter.pipeline.export import export
+    from vlmexport.exporter.pipeline.prepare import prepare
+
+    def traced(kind: str) -> Manifest:
+        request = BuildRequest(
+            model=str(tiny_checkpoint(name)), output=Path("-"), force=True, draft_layer=1, weights=kind
+        )
+        prepared = prepare(request, write=False)
+        export(prepared)
+        return prepared.manifest
+
+    wanted = traced(weights)
+    integers = {graph: info.integers for graph, info in traced("int8").graphs.items() if info.integers}
+    choice = parse_weights(weights)
+    shapes = Shapes(traced("float"), None, 0, integers)
+    assert shapes.tied == (name in ("llama-tied", "vit-gpt2"))
+    made = with_integers(shapes, choice.dtype_of(""), choice.dtype_of("head"), weights).manifest
+    for graph, info in wanted.graphs.items():
+        got = made.graphs[graph]
+        assert (got.parameters, got.integers, got.integer_bytes) == (
+            info.parameters,
+            info.integers,
+            info.integer_bytes,
+        ), graph
+    assert made.target_weights == wanted.target_weights
+    assert made.weights.bytes == pytest.approx(wanted.weights.bytes, abs=4096 * 40), "alignment"
+
+
+def test_every_kind_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = _row(capsys, "llava-1.5-7b", "--weights", "all", "--weights", "int4", "--draft-layer", "16")
+    assert [row["weights"] for row in rows] == ["float", "int8", "int4"]
+    needed = [row["needed"]["weights"] for row in rows]
+    assert needed[0] > 1.6 * needed[1] > 2.4 * needed[2]
+    speeds = [row["tokens_per_second"] for row in rows]
+    assert speeds == sorted(speeds) and speeds[2] > 3 * speeds[0]
+    assert main(["fit", "llava-1.5-7b", "--target", "4090", "--weights", "all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:2] == ["device", "weights"]
+    assert [line.split()[1] for line in lines[2:5]] == ["float", "int8", "int4"]
+
+
+def test_weights_that_cannot_be_are_refused(
+    tiny_bundle: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, _ = tiny_bundle("llama")
+    for what, kind, message in (
+        (str(bundle), "int4", "--weights int4 is for a model; a bundle has its weights already"),
+        ("llava-1.5-7b", "int5", "'int5' is no kind of weights"),
+        ("llava-1.5-7b", "int4,down_proj=int8", "not of down_proj"),
+        ("smollm2-135m", "int4,head=int4", "give head=int8"),
+    ):
+        assert main(["fit", what, "--weights", kind]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_scales_of_integers_are_read_too(tiny_bundle: Callable) -> None:
+    manifest = Bundle.open(tiny_bundle("llama")[0]).manifest
+    graphs = manifest.graphs
+    plain = roofline(manifest, 1e9, 0).token_seconds()
+    numbers = graphs["head"].parameters or 0
+    integers = numbers // 64 * 64
+    head = replace(graphs["head"], integers=integers, integer_bytes=integers // 2)
+    for block in (32, 64):
+        target = TargetWeights(dtype="int4", block=block, head="int4")
+        light = replace(manifest, graphs={**graphs, "head": head}, target_weights=target)
+        saved = 2 * integers - integers // 2 - 2 * (integers // block)
+        assert roofline(light, 1e9, 0).token_seconds() == pytest.approx(plain - saved / 1e9)

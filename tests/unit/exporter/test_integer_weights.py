@@ -19,8 +19,11 @@ from vlmexport.exporter.families.common.matrices import quantized_matrices, roun
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.graphs.composer import Composer
 from vlmexport.exporter.graphs.weights import WeightRef, WeightStore
+from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.checks import SPARE_BYTES, estimated_bytes
 from vlmexport.exporter.pipeline.dry_run import dry_run
+from vlmexport.exporter.pipeline.prepare import prepare
 from vlmexport.exporter.quantization import rounded
 from vlmexport.exporter.quantization.blocks import dequantize, packed, quantize, unpacked
 from vlmexport.exporter.quantization.choice import parse_weights
@@ -318,3 +321,67 @@ def test_a_bundle_tells_what_was_measured(tied: tuple[Path, Path], tmp_path: Pat
     (folder / REPORT).write_text(json.dumps({"quality": 3}))
     with pytest.raises(ExportError, match="delete it"):
         described()
+
+
+def test_pieces_of_a_graph_compute_the_same(tied: tuple[Path, Path]) -> None:
+    """Layer by layer, integers become the floats that they stand for, too."""
+    bundle = tied[1]
+    manifest = Bundle.open(bundle).manifest
+    graph = manifest.graphs[manifest.segments[0]]
+    capacity = 24
+    sizes = {
+        "batch": 1,
+        "width": 3,
+        "cache": capacity,
+        "span": capacity,
+        "rows": 2,
+        "distances": capacity + 1,
+    }
+    rng = np.random.default_rng(3)
+    feeds: dict[str, np.ndarray] = {}
+    for value in graph.inputs:
+        shape = [sizes[d] if isinstance(d, str) else d for d in value.shape]
+        floats = value.dtype == "float32"
+        feeds[value.name] = (
+            rng.standard_normal(shape).astype(np.float32) if floats else np.ones(shape, value.dtype)
+        )
+    whole, pieces = (
+        GraphRunner(bundle, piecewise=piecewise).run(graph.file, feeds) for piecewise in (False, True)
+    )
+    assert graph.integers and whole.keys() == pieces.keys()
+    for name, values in whole.items():
+        assert np.abs(values - pieces[name]).max() <= 1e-5 * max(1.0, float(np.abs(values).max())), name
+
+
+def test_parity_layer_by_layer_of_integers(tied: tuple[Path, Path], tmp_path: Path) -> None:
+    report = build_bundle(
+        request(tied[0], tmp_path / "new", weights="int4", drafts=["none"], parity=True, parity_memory=0)
+    )
+    assert report is not None
+    entries = Bundle.open(tmp_path / "new").manifest.parity
+    assert entries and any(entry.get("streamed") for entry in entries)
+
+
+def test_what_waits_on_the_disk_is_asked_for(tied: tuple[Path, Path], tmp_path: Path) -> None:
+    """Rounded matrices are written beside the bundle, and then into it."""
+    made = [
+        prepare(request(tied[0], tmp_path / "new", weights=kind, drafts=["none"]))
+        for kind in ("int4", "float")
+    ]
+    light, floats = (estimated_bytes(each) - SPARE_BYTES for each in made)
+    tensors: Any = made[0].checkpoint.tensors
+    assert light - tensors.waiting_bytes < floats
+    for name in tensors.quantized:
+        tensors.read(name + INTEGERS)
+    assert tensors._file.seek(0, 2) == tensors.waiting_bytes
+
+
+def test_parity_takes_the_memory_of_floats(tied: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its sessions hold every matrix as float32, whatever is stored: no less than those of a float model."""
+    light, floats = (
+        dry_run(request(tied[0], tmp_path / "new", weights=kind, drafts=["none"]))
+        for kind in ("int4", "float")
+    )
+    assert light.weight_bytes < 0.5 * floats.weight_bytes
+    assert light.peak_memory.build >= floats.peak_memory.build
+    assert light.peak_memory.run < floats.peak_memory.run
