@@ -13,14 +13,14 @@ _STREAM = (
     "`vlmexport run` writes the text while it is produced, without an option (in Python: `Session.stream`)"
 )
 _QUANTIZE = (
-    "a model keeps its weights' precision, or its answers would change (`build --precision fp16|bf16` is the least); "
-    "`build --draft-precision int8|int4` makes its draft cheaper"
+    "`vlmexport build --weights int8|int4` rounds a model's matrices; `vlmexport quantize --model MODEL --data DATA -o DIR` "
+    "chooses their integers by data"
 )
 _RUN = "`vlmexport run BUNDLE --image FILE`"
 _IMAGE = "`--image FILE`, once for each picture"
 
 WORDS = {
-    "serve": _SERVE, "server": _SERVE, "stream": _STREAM, "quantize": _QUANTIZE, "quantise": _QUANTIZE, "quant": _QUANTIZE,
+    "serve": _SERVE, "server": _SERVE, "stream": _STREAM, "quantise": _QUANTIZE, "quant": _QUANTIZE,
     "chat": "`vlmexport run BUNDLE --chat`", "help": _HELP, "version": "`vlmexport --version`",
     "export": "`vlmexport build --model MODEL -o BUNDLE`; `vlmexport export-draft` writes a draft for other engines",
     "convert": "`vlmexport build --model MODEL -o BUNDLE`",

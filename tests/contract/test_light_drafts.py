@@ -248,7 +248,7 @@ def test_a_light_draft_stays_light_in_plans(tiny_bundle: Callable) -> None:
     assert found.integers and found.parameters == wide.graphs["medusa"].parameters
     table = roofline(light, 1e9, 40)
     assert table.drafts["medusa"].once == pytest.approx(
-        (2 * (found.parameters - found.integers) + found.integers / 2) / 1e9
+        (2 * (found.parameters - found.integers) + found.integers / 2 + 2 * found.integers / 32) / 1e9
     )
     assert table.token_seconds() == pytest.approx(roofline(wide, 1e9, 40).token_seconds())
     needed = [

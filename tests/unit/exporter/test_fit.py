@@ -29,6 +29,9 @@ from vlmexport.runtime.common.errors import BundleError, OptionError
 from vlmexport.runtime.hardware.devices import DEVICES, devices_named, lowerings, nearest_devices
 from vlmexport.runtime.measure.fit import CONTEXT_BYTES, SYSTEM_BYTES, fit, roofline
 
+SEEN = (("int8", "llama-tied"), ("int4", "blip2-t5"), ("float,head=int8", "llama"))
+"""Weights and models that every run plans; others are slow."""
+
 
 @pytest.mark.parametrize("name", ["llama", "blip2-t5", "vit-gpt2"])
 def test_bytes_are_those_of_files_and_buffers(tiny_bundle: Callable, name: str) -> None:
@@ -330,8 +333,14 @@ def test_integers_are_those_of_the_file(
     assert floats["tokens_per_second"] < own["tokens_per_second"]
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "blip2-t5", "vit-gpt2"])
-@pytest.mark.parametrize("weights", ["int8", "int4", "float,head=int8"])
+@pytest.mark.parametrize(
+    ("weights", "name"),
+    [
+        pytest.param(weights, name, marks=() if (weights, name) in SEEN else pytest.mark.slow)
+        for weights in ("int8", "int4", "float,head=int8")
+        for name in ("llama", "llama-tied", "blip2-t5", "vit-gpt2")
+    ],
+)
 def test_shapes_tell_what_a_build_traces(
     tiny_checkpoint: Callable[..., Path], name: str, weights: str
 ) -> None:

@@ -7,10 +7,11 @@ from collections import Counter
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from vlmexport.exporter.graphs.merge_heads import merge_heads
+
+from tests.support.onnx_session import onnx_session
 
 BATCH, WIDTH, SIZE = 2, 3, 8
 
@@ -64,7 +65,7 @@ def run(model: onnx.ModelProto) -> list[np.ndarray]:
         )
         for value in model.graph.input
     }
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnx_session(model.SerializeToString())
     used = {i.name for i in session.get_inputs()}
     return session.run(None, {n: v for n, v in feeds.items() if n in used})
 

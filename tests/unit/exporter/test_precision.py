@@ -201,7 +201,7 @@ def test_other_precisions_are_refused_in_one_line(
     tiny_checkpoint: Callable, tmp_path: Path, value: str, words: str
 ) -> None:
     request = BuildRequest(model=str(tiny_checkpoint("llama")), output=tmp_path / "b", precision=value)
-    with pytest.raises(OptionError, match=f"--precision '?{value}'? .*{words}"):
+    with pytest.raises(OptionError, match=f"--precision '?{value}'?:? .*{words}"):
         build_bundle(request)
     assert list(tmp_path.iterdir()) == []
 

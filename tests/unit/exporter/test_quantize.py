@@ -19,6 +19,7 @@ from vlmexport.exporter.quantization.blocks import (
     quantizable,
     quantize,
 )
+from vlmexport.exporter.quantization.matrix import QuantizedMatrix
 
 matrices = st.builds(
     lambda seed, out, blocks, size: (
@@ -115,7 +116,7 @@ def test_a_drafts_tensors_beside_what_they_become() -> None:
         "norm": torch.ones(64), "up.weight": torch.randn(6, 64), "odd.weight": torch.randn(6, 40), "d2t": torch.arange(64),
     }  # fmt: skip
     plain, light = DraftTensors("d", tensors), DraftTensors("d", tensors, "int4")
-    assert plain.quantized == {} and light.quantized == {"draft.d.up.weight": "int4"}
+    assert plain.quantized == {} and light.quantized == {"draft.d.up.weight": QuantizedMatrix("int4")}
     assert "draft.d.up.weight/scales" not in plain and "draft.d.odd.weight/scales" not in light
     integers, scales = (light.read(f"draft.d.up.weight/{each}") for each in ("integers", "scales"))
     assert light.shape("draft.d.up.weight/scales") == scales.shape == (6, 2)

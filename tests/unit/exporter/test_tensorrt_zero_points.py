@@ -101,6 +101,7 @@ def test_what_reads_a_matrix_otherwise_is_named(tmp_path: Path) -> None:
         copy_graph(source, tmp_path / "copy", CopyOptions("float32", 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["gptq-act-order", "awq"])
 def test_a_checkpoint_with_zero_points_gets_plans(tmp_path: Path, form: str) -> None:
     """Its segment: float32 rounding off in ONNX Runtime, and a plan of TensorRT."""

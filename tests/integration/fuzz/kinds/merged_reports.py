@@ -135,6 +135,7 @@ def _use(bundle: Path) -> None:
         session = Session.__new__(Session)
         session.bundle = bundle_here(opened, entry.machine, entry.threads)
         session.threads, session._machine, session._controllers = entry.threads, entry.machine, {}
+        session._padded_to = 1
         for learn in ("session", "request"):
             policy = session._controller(learn, None)
             for draft in manifest.drafts:

@@ -1,0 +1,167 @@
+"""SmolLM2-135M with integer weights: plain decoding beside its float32 bundle and onnxruntime-genai, and prompt lookup.
+
+Every bundle and every engine is a process of its own; per prompt and round all arms run one after the other in random
+order on the same token ids, 96 new tokens, no EOS. Prompts are questions, and texts to be repeated. Ratios are medians
+of pairs within a round.
+
+    python -m benchmarks.smollm2 runs/smollm2
+    for w in float int8 int4; do vlmexport build --model runs/smollm2 --weights $w --draft prompt-lookup -o runs/$w; done
+    python -m onnxruntime_genai.models.builder -i runs/smollm2 -o runs/genai-int4 -p int4 -e cpu \\
+        --extra_options block_size=32 accuracy_level=4 algo_config=rtn_last
+    python -m benchmarks.integer_decoding runs/smollm2 --bundle float32=runs/float --bundle int4=runs/int4 \\
+        --genai int4=runs/genai-int4
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.machine import save
+from benchmarks.plain_decoding import THREADS, Worker, prompts
+from tests.support.programs import program
+
+COPIED = (
+    "Repeat the following text word by word, twice: The robot picked up the small red cup, put it on the upper shelf, "
+    "turned around and drove back to the charging station near the window.",
+    "Write this list once more, unchanged: one red cup on the left, two green bowls in the middle, three blue boxes on the "
+    "right, and a yellow ball behind the boxes.",
+)
+DRAFT = "prompt-lookup"
+
+
+def copying(model: str) -> list[list[int]]:
+    """Token ids of prompts whose answers copy them."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [
+        tokenizer(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+            ),
+            add_special_tokens=False,
+        )["input_ids"]
+        for text in COPIED
+    ]
+
+
+def serve(path: str, new_tokens: int) -> None:
+    """Worker: reads [token ids, draft] a line, answers tokens, seconds per token and tokens per cycle."""
+    from vlmexport.runtime import Session
+
+    session = Session.load(path, threads=THREADS, max_length=512)
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        ids, draft = json.loads(line)
+        result = session.generate_tokens(ids, max_new_tokens=new_tokens, ignore_eos=True, draft=draft)
+        stats = result.stats
+        print(json.dumps([list(result.tokens), 1 / stats.tokens_per_second, stats.tau]), flush=True)
+
+
+class Bundle:
+    """A session in a process of its own."""
+
+    def __init__(self, path: str, new_tokens: int) -> None:
+        command = program("benchmarks.integer_decoding", "--serve", path, new_tokens)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.answer()
+
+    def answer(self) -> Any:
+        """The next line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a worker died; its message is above")
+        return json.loads(line)
+
+    def ask(self, ids: list[int], draft: str) -> tuple[list[int], float, float]:
+        """(tokens, seconds per token, tokens per cycle)."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([ids, draft]) + "\n")
+        self.process.stdin.flush()
+        return tuple(self.answer())
+
+
+def named(value: str) -> tuple[str, str]:
+    """NAME=DIR."""
+    name, equals, path = value.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{value!r} is not NAME=DIR")
+    return name, path
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] == "--serve":
+        serve(sys.argv[2], int(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--bundle", type=named, action="append", required=True, metavar="NAME=DIR")
+    parser.add_argument("--genai", type=named, action="append", default=[], metavar="NAME=DIR")
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--new-tokens", type=int, default=96)
+    options = parser.parse_args()
+    arms: dict[str, Callable[[list[int]], tuple[list[int], float]]] = {}
+    for name, path in options.bundle:
+        bundle = Bundle(path, options.new_tokens)
+        for draft in ("none", DRAFT):
+            arm = name if draft == "none" else f"{name} + {draft}"
+            arms[arm] = lambda ids, bundle=bundle, draft=draft: bundle.ask(ids, draft)[:2]
+    for name, path in options.genai:
+        worker = Worker("onnxruntime-genai", path, options.new_tokens)
+        arms[f"onnxruntime-genai {name}"] = lambda ids, worker=worker: worker.ask(ids)[::2]
+    sets = {"chat": prompts(options.model, options.prompts), "copying": copying(options.model)}
+    result: dict[str, Any] = {
+        "script": "benchmarks/integer_decoding.py",
+        "model": "SmolLM2-135M-Instruct",
+        "threads": THREADS,
+        "new_tokens": options.new_tokens,
+        "rounds": options.rounds,
+    }
+    for kind, all_ids in sets.items():
+        times: dict[str, list[float]] = {name: [] for name in arms}
+        texts: dict[tuple[str, int], list[int]] = {}
+        order, shuffle = list(arms), random.Random(0)
+        for name in order:  # warm-up
+            arms[name](all_ids[0])
+        for _ in range(options.rounds):
+            for number, ids in enumerate(all_ids):
+                shuffle.shuffle(order)
+                for name in order:
+                    tokens, seconds = arms[name](ids)
+                    times[name].append(seconds)
+                    texts[name, number] = tokens
+        result[kind] = {
+            name: {
+                "ms_per_token": round(1e3 * statistics.median(values), 2),
+                "times_as_fast_as": {
+                    other: round(
+                        statistics.median(b / a for a, b in zip(values, times[other], strict=True)), 3
+                    )
+                    for other in arms
+                    if other != name
+                },
+            }
+            for name, values in times.items()
+        }
+        result[f"{kind}: drafted and plain tokens equal"] = all(
+            texts[name, number] == texts[f"{name} + {DRAFT}", number]
+            for name, _ in options.bundle
+            for number in range(len(all_ids))
+        )
+    print(json.dumps(result, indent=1))
+    print(save("integer-decoding-smollm2", result, "onnxruntime", "onnxruntime-genai"))
+
+
+if __name__ == "__main__":
+    main()
