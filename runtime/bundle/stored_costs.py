@@ -37,6 +37,12 @@ FROM_MEMORY = {
 FROM_CACHE = {1: 1.0, 2: 1.20, 3: 1.28, 4: 1.39, 5: 1.54, 6: 1.67, 8: 2.0, 10: 2.36, 12: 2.58, 16: 3.2}
 """T(q)/T(1) where weights stay in the processor's cache: the bundled 4 M model, one thread."""
 
+FROM_INTEGERS = {
+    1: 1.0, 2: 1.21, 3: 1.42, 4: 1.51, 5: 1.76, 6: 1.89, 8: 2.26, 10: 2.58, 12: 2.87, 16: 3.48,
+}  # fmt: skip
+"""T(q)/T(1) where the target's weights are integers: few bytes are read and as much is computed. SmolLM2-135M in int4, two
+cores, quiet machine; int8 is flatter."""
+
 CACHED_BYTES = 32 << 20
 """Weights up to this size count as cached."""
 
@@ -234,8 +240,11 @@ def bundle_here(bundle: Bundle, machine: str, threads: int) -> Bundle:
 
 
 def default_costs(manifest: Manifest) -> CostTable:
-    """Costs in units of T(1) where nothing was measured: by the size of the weights and the shares of the layers."""
+    """Costs in units of T(1) where nothing was measured: by the size and the kind of the weights, and the shares of
+    the layers."""
     plain = Curve(FROM_CACHE if manifest.weights.total <= CACHED_BYTES else FROM_MEMORY)
+    if manifest.target_weights is not None:
+        plain = Curve(FROM_INTEGERS)
     return CostTable(plain, {draft.name: default_draft(manifest, draft, plain) for draft in manifest.drafts})
 
 

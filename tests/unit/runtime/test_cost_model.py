@@ -15,6 +15,7 @@ from vlmexport.runtime.bundle.manifest import DraftInfo
 from vlmexport.runtime.bundle.stored_costs import (
     CACHED_BYTES,
     FROM_CACHE,
+    FROM_INTEGERS,
     FROM_MEMORY,
     StoredCosts,
     default_costs,
@@ -109,6 +110,7 @@ def manifest(costs: list[Any] | None = None, size: int = CACHED_BYTES + 1) -> An
     return SimpleNamespace(
         costs=costs or [],
         weights=SimpleNamespace(total=size),
+        target_weights=None,
         decoder=SimpleNamespace(hidden_size=576, num_layers=30),
         text=SimpleNamespace(vocab_size=49152),
         drafts=[
@@ -162,6 +164,9 @@ def test_a_damaged_entry_is_named(change: dict[str, Any], message: str) -> None:
 def test_default_shares() -> None:
     large, small = default_costs(manifest()), default_costs(manifest(size=CACHED_BYTES))
     assert large.plain.measured == FROM_MEMORY and small.plain.measured == FROM_CACHE
+    integers = manifest()
+    integers.target_weights = object()
+    assert default_costs(integers).plain.measured == FROM_INTEGERS
     exit_, imitation = large.drafts["early-exit@10"], large.drafts["imitation@10"]
     assert exit_.tail is not None
     assert exit_.trunk + exit_.tail(1) == pytest.approx(1.0), "trunk and tail are the whole pass"
