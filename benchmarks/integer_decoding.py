@@ -61,8 +61,9 @@ def serve(path: str, new_tokens: int) -> None:
     for line in sys.stdin:
         ids, draft = json.loads(line)
         result = session.generate_tokens(ids, max_new_tokens=new_tokens, ignore_eos=True, draft=draft)
-        stats = result.stats
-        print(json.dumps([list(result.tokens), 1 / stats.tokens_per_second, stats.tau]), flush=True)
+        stats, speed = result.stats, result.stats.tokens_per_second
+        assert speed is not None, "an answer of one token has no speed"
+        print(json.dumps([list(result.tokens), 1 / speed, stats.tau]), flush=True)
 
 
 class Bundle:
@@ -119,7 +120,10 @@ def main() -> None:
             arms[arm] = lambda ids, bundle=bundle, draft=draft: bundle.ask(ids, draft)[:2]
     for name, path in options.genai:
         worker = Worker("onnxruntime-genai", path, options.new_tokens)
-        arms[f"onnxruntime-genai {name}"] = lambda ids, worker=worker: worker.ask(ids)[::2]
+        arms[f"onnxruntime-genai {name}"] = lambda ids, worker=worker: (
+            (answer := worker.ask(ids))[0],
+            answer[2],
+        )
     sets = {"chat": prompts(options.model, options.prompts), "copying": copying(options.model)}
     result: dict[str, Any] = {
         "script": "benchmarks/integer_decoding.py",
