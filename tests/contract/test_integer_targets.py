@@ -80,7 +80,7 @@ def test_the_table_has_every_family_with_both_kinds() -> None:
 # --- what is built ---
 
 
-@in_every_run(*EVERY_RUN)
+@in_every_run("llama-weights-int8")
 def test_parity(tiny_bundle: Callable[[str], TinyBundle], name: str) -> None:
     """Every graph, and a generation, as a build compares them, at the limits of floats."""
     tiny = tiny_bundle(name)
@@ -110,7 +110,7 @@ def float_products(graph: onnx.GraphProto) -> list[str]:
     return [name for name in read if name in matrices]
 
 
-@in_every_run(*EVERY_RUN, "blip2-opt-weights-int4", "llama-float16-weights-int4")
+@in_every_run(*EVERY_RUN, "blip2-opt-weights-int4")
 def test_every_product_is_fused(tiny_bundle: Callable[[str], TinyBundle], tmp_path: Path, name: str) -> None:
     """Plain, folded, and those that compute in float32: one kernel reads the integers of each matrix, and none is floats.
     (OPT multiplies matrices of rank 2 with a bias and a ReLU; heads of Medusa read one table.)"""
