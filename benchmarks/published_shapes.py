@@ -4,7 +4,7 @@
 
 Each model is a checkpoint of the published configuration whose weights are a hole in a file (nothing is on the disk, none
 is read), with a small tokenizer of the same kind. What a build would write into the manifest of its graphs goes to
-`exporter/published_shapes/ALIAS.json`, with the numbers that `--weights` makes integers in each. Facts of the configurations: `config.json` in each model's folder on the hub
+`exporter/published_shapes.json`, with the numbers that `--weights` makes integers in each. Facts of the configurations: `config.json` in each model's folder on the hub
 (`Alias.hub_id`), as it is quoted in the places that `SOURCES` names; `TOTALS` are the numbers of parameters that are
 published for the checkpoints, and the trace must come to them.
 """
@@ -20,8 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-SHAPES = ROOT / "exporter/published_shapes"
+from vlmexport.exporter.common.published_shapes import FILE, read_documents
 
 SHARD = 4_000_000_000
 """Bytes of a file at most: a larger one may not be mapped on a small machine."""
@@ -265,11 +264,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("alias", nargs="*", default=list(MODELS))
-    SHAPES.mkdir(parents=True, exist_ok=True)
+    documents = read_documents() if FILE.is_file() else {}
     for alias in parser.parse_args().alias:
-        document = traced(alias)
-        (SHAPES / f"{alias}.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        print(f"{alias}: {document['parameters']:,} parameters", flush=True)
+        documents[alias] = traced(alias)
+        FILE.write_text(json.dumps(dict(sorted(documents.items())), indent=1) + "\n", "utf-8")
+        print(f"{alias}: {documents[alias]['parameters']:,} parameters", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ...runtime.bundle.manifest import GraphInfo, Manifest
 from ...runtime.bundle.target_weights import TargetWeights
@@ -22,7 +23,13 @@ ITEM = 4
 BLOCK = 32
 """Integers that share a scale."""
 
-FOLDER = Path(__file__).parents[1] / "published_shapes"
+FILE = Path(__file__).parents[1] / "published_shapes.json"
+"""Alias → what is known. One file, because models are alike: it takes a third of the room in the wheel."""
+
+
+def read_documents() -> dict[str, Any]:
+    """What `FILE` holds."""
+    return json.loads(FILE.read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -45,9 +52,9 @@ class Shapes:
 
 def published(alias: str) -> Shapes | None:
     """Of the alias of a published model; None for any other name."""
-    if alias not in {path.stem for path in FOLDER.glob("*.json")}:
+    document = read_documents().get(alias)
+    if document is None:
         return None
-    document = json.loads((FOLDER / f"{alias}.json").read_text("utf-8"))
     # Not `from_dict`: without their inputs and outputs, graphs do not fit the rest of a manifest.
     return Shapes(
         Manifest.parse(document["manifest"], ""),

@@ -12,11 +12,11 @@ import pytest
 from vlmexport.exporter.cli.fit import rough
 from vlmexport.exporter.common.aliases import ALIASES
 from vlmexport.exporter.common.published_shapes import (
-    FOLDER,
     Shapes,
     cut,
     planned,
     published,
+    read_documents,
     with_integers,
 )
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
@@ -198,7 +198,7 @@ def test_published_models_are_known_without_their_files(
 
 def test_other_names_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert published("tiny-vit-gpt2") is None and published("../tiny-vit-gpt2") is None
-    assert {path.stem for path in FOLDER.iterdir()} == {alias.name for alias in PUBLISHED}
+    assert read_documents().keys() == {alias.name for alias in PUBLISHED}
 
 
 def test_a_cut_is_that_of_a_build(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
