@@ -33,6 +33,7 @@ from tests.support.engines.recording_device import GrowingDevice, RecordingDevic
 from tests.support.foreseen import LONG, WAYS, foreseen, plainly, prompt
 from tests.support.pairs import each_value
 from tests.support.tiny_bundles import TinyBundle
+from tests.support.unpadded import unpadded
 
 FAMILIES = ("t5-two-cuts", "llama-two-cuts", "qwen2.5-vl")
 """Relative bias and cross-attention, rotary and two cuts, positions with axes."""
@@ -284,23 +285,6 @@ def test_limits(tiny_bundle: Callable[[str], TinyBundle]) -> None:
 # --- seeded errors ---
 
 
-def _unpadded(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        real = getattr(Decoder, name)
-
-        def wrong(self: Any, *args: Any) -> Any:
-            passes = self.passes
-            width, passes.least_width = passes.least_width, 1
-            try:
-                return real(self, *args)
-            finally:
-                passes.least_width = width
-
-        patch.setattr(Decoder, name, wrong)
-
-    return plant
-
-
 def padding_is_visible(patch: pytest.MonkeyPatch) -> None:
     """A token sees the rows that pad the pass of its trunk step."""
     chain_step = ForwardPasses._chain_step
@@ -331,10 +315,10 @@ def padding_state_is_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = {
-    "plain and verifying passes not padded": (_unpadded("full"), "all segments", LEAST),
-    "trunk not padded": (_unpadded("trunk"), "trunk and tail", LEAST),
-    "tail not padded": (_unpadded("tail"), "trunk and tail", 6),
-    "rows of the head not padded": (_unpadded("head_of"), "all segments", LEAST),
+    "plain and verifying passes not padded": (unpadded("full", "least_width", 1), "all segments", LEAST),
+    "trunk not padded": (unpadded("trunk", "least_width", 1), "trunk and tail", LEAST),
+    "tail not padded": (unpadded("tail", "least_width", 1), "trunk and tail", 6),
+    "rows of the head not padded": (unpadded("head_of", "least_width", 1), "all segments", LEAST),
     "padding of the trunk is visible": (padding_is_visible, "trunk and tail", LEAST),
     "exit state of the padding": (padding_state_is_kept, "trunk and tail", LEAST),
 }

@@ -24,6 +24,7 @@ from tests.support.engines.width_dependent import WidthDependent
 from tests.support.foreseen import LONG, WAYS, WIDTH, foreseen, plainly, prompt
 from tests.support.pairs import each_value
 from tests.support.tiny_bundles import TinyBundle
+from tests.support.unpadded import unpadded
 
 FAMILIES = ("t5-two-cuts", "llama-two-cuts", "qwen2.5-vl")
 """Relative bias and cross-attention, rotary and two cuts, positions with axes."""
@@ -115,23 +116,6 @@ def test_attention_over_exit_rows(rigs: Callable, monkeypatch: pytest.MonkeyPatc
 # --- seeded errors ---
 
 
-def _unpadded(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        real = getattr(Decoder, name)
-
-        def wrong(self: Any, *args: Any) -> Any:
-            passes = self.passes
-            width, passes.verify_width = passes.verify_width, None
-            try:
-                return real(self, *args)
-            finally:
-                passes.verify_width = width
-
-        patch.setattr(Decoder, name, wrong)
-
-    return plant
-
-
 def growing_cache(patch: pytest.MonkeyPatch) -> None:
     """The bound cache is as long as what is drafted asks for."""
 
@@ -142,10 +126,10 @@ def growing_cache(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = {
-    "plain and verifying passes not padded": (_unpadded("full"), "all segments", 12),
-    "trunk not padded": (_unpadded("trunk"), "trunk and tail", 12),
-    "tail not padded": (_unpadded("tail"), "trunk and tail", 12),
-    "rows of the head not padded": (_unpadded("head_of"), "all segments", 12),
+    "plain and verifying passes not padded": (unpadded("full", "verify_width", None), "all segments", 12),
+    "trunk not padded": (unpadded("trunk", "verify_width", None), "trunk and tail", 12),
+    "tail not padded": (unpadded("tail", "verify_width", None), "trunk and tail", 12),
+    "rows of the head not padded": (unpadded("head_of", "verify_width", None), "all segments", 12),
     "cache grows": (growing_cache, "as wide as a pass", 99),
 }
 

@@ -25,7 +25,7 @@ from tests.support.engines.recording_device import GrowingDevice, RecordingDevic
 from tests.support.engines.torch_reference import TorchReference
 from tests.support.oracle import Oracle, Request
 from tests.support.scratch import spoil_scratch
-from tests.support.tiny_bundles import TinyBundle
+from tests.support.tiny_bundles import EVERY_FAMILY, TinyBundle
 
 
 def _cpu(tiny: TinyBundle) -> OnnxRuntimeCpu:
@@ -65,19 +65,11 @@ DEVICES = (RecordingDevice, Asked)
 """Engines with a queue, whose memory a test can spoil."""
 
 FAMILIES = (
-    "t5",
-    "llama",
-    "blip2-opt",
-    "vit-gpt2",
-    "llava",
-    "llava-next",
-    "qwen2.5-vl",
-    "qwen2",
-    "t5-text",
+    *EVERY_FAMILY,
     "t5-float16",
     "llama-bfloat16",
 )
-"""Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant. A new family is one word here; a precision stands
+"""Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant; a precision stands
 behind a family's name, and the oracle then has the rounded weights."""
 
 GRIDS = ((2, 3), (3, 2), (5, 1), (2, 2), (1, 4))

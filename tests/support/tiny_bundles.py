@@ -147,7 +147,7 @@ BUNDLES |= {
 LIGHT = ("llama-int4", "blip2-opt-int8")
 """With drafts whose weights are integers."""
 
-WITH_INTEGERS = (
+EVERY_FAMILY = (
     "t5",
     "llama",
     "blip2-opt",
@@ -157,8 +157,10 @@ WITH_INTEGERS = (
     "qwen2.5-vl",
     "qwen2",
     "t5-text",
-    "llama-tied",
 )
+"""One bundle of float32 for each; a new family is one word here."""
+
+WITH_INTEGERS = (*EVERY_FAMILY, "llama-tied")
 """Bundles that are looked at with integer weights, too."""
 
 CUT_TWICE = ("t5", "llama")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from vlmexport.runtime.engines.base import Call, View
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 
-NOISE = 0.2
-"""Of a value: random models have few near ties."""
+from tests.support.engines.width_dependent import Noisy
 
 
 class NarrowRounding(OnnxRuntimeCpu):
@@ -33,15 +30,4 @@ class NarrowRounding(OnnxRuntimeCpu):
             rows = view.shape[0]
         else:
             return call
-        return call if rows >= least else _Noisy(self, call, view, f"{graph} {rows}")
-
-
-class _Noisy:
-    def __init__(self, engine: OnnxRuntimeCpu, call: Call, view: View, what: str) -> None:
-        self._call, self._values = call, engine.read(view)
-        rng = np.random.default_rng(zlib.crc32(what.encode()))
-        self._factors = (1 + NOISE * rng.standard_normal(view.shape[-1])).astype(np.float32)
-
-    def run(self) -> None:
-        self._call.run()
-        self._values *= self._factors
+        return call if rows >= least else Noisy(self, call, view, f"{graph} {rows}")

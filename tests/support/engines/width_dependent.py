@@ -31,10 +31,12 @@ class WidthDependent(OnnxRuntimeCpu):
             shape = (view.shape[0],)
         else:
             return call
-        return _Noisy(self, call, view, f"{graph} {shape}")
+        return Noisy(self, call, view, f"{graph} {shape}")
 
 
-class _Noisy:
+class Noisy:
+    """A call whose result `view` is multiplied by noise, the same whenever `what` is."""
+
     def __init__(self, engine: OnnxRuntimeCpu, call: Call, view: View, what: str) -> None:
         self._call, self._values = call, engine.read(view)
         rng = np.random.default_rng(zlib.crc32(what.encode()))
