@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
+from ...exporter.families.common.matrices import linears
 from ...exporter.quantization.blocks import quantizable
 from ..targets.target import Target
 
@@ -88,13 +88,11 @@ def head_matrix(target: Target) -> Matrix | None:
 
 
 def _matrices(target: Target, layer: nn.Module, path: str) -> Iterator[Matrix]:
-    for own, module in layer.named_modules():
-        if isinstance(module, nn.Linear | Conv1D):
-            name = f"{path}.{own}"
-            tensor = target.checkpoint.stored(f"{name}.weight")
-            matrix = Matrix(name, module, tensor, _stored_type(target, tensor), isinstance(module, Conv1D))
-            if quantizable(matrix.shape):
-                yield matrix
+    for name, module, transposed in linears(layer, f"{path}."):
+        tensor = target.checkpoint.stored(f"{name}.weight")
+        matrix = Matrix(name, module, tensor, _stored_type(target, tensor), transposed)
+        if quantizable(matrix.shape):
+            yield matrix
 
 
 def _stored_type(target: Target, tensor: str) -> torch.dtype:

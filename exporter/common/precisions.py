@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from ...runtime.bundle.target_weights import INTEGERS
 from ...runtime.common.errors import OptionError
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-
-INTEGERS = ("int8", "int4")
-"""Of matrices that drafts bring along."""
 
 
 def precision_name(value: str) -> str:

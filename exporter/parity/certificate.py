@@ -16,7 +16,7 @@ from ...runtime.drafts.adversarial import always_wrong
 from ...runtime.measure.pass_costs import runnable
 from ...runtime.session.session import Session
 from .generation import NEAR_TIE, first_difference
-from .losslessness import WRONG, plain_margin, sample_requests
+from .losslessness import WRONG, counted, plain_margin, sample_requests
 
 LENGTHS = (1, 2, 3, 5, 8)
 """Of chains, and nodes of trees; the longest that a pass holds comes behind them."""
@@ -79,22 +79,12 @@ def certify(
         ways = list(ways_to_draft(manifest, runnable(manifest.drafts, engine.graphs)))
         if not ways:
             return None
-        done, total = 0, len(cases) * (1 + len(ways))
-
-        def generate(request: tuple[Any, Any], **options: Any) -> list[int]:
-            nonlocal done
-            image, prompt = request
-            result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, **options)
-            done += 1
-            if progress:
-                progress("certificate", done, total)
-            return result.tokens
-
-        plain = [generate(request, speculative=False) for request in cases]
+        generate = counted(session, budget, "certificate", len(cases) * (1 + len(ways)), progress)
+        plain = [generate(request, speculative=False).tokens for request in cases]
         differences: list[tuple[Way, int, int]] = []
         for way in ways:
             with always_wrong(session, way.name) if way.wrong else nullcontext():
-                outputs = [generate(request, **way.options) for request in cases]
+                outputs = [generate(request, **way.options).tokens for request in cases]
             for number, (expected, tokens) in enumerate(zip(plain, outputs, strict=True)):
                 at = first_difference(expected, tokens)
                 if at is not None:

@@ -7,6 +7,7 @@ tokens is a failure.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -95,17 +96,7 @@ def check_losslessness(
     near = NEAR_TIE if manifest.target_weights is None else 0.0
     with Session.load(bundle, device) as session:
         arms = _arms(manifest, runnable(manifest.drafts, session.decoder.engine.graphs))
-        done, total = 0, len(cases) * (1 + len(arms))
-
-        def generate(request: tuple[Any, Any], **options: Any) -> Any:
-            nonlocal done
-            image, prompt = request
-            result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, **options)
-            done += 1
-            if progress:
-                progress("lossless", done, total)
-            return result
-
+        generate = counted(session, budget, "lossless", len(cases) * (1 + len(arms)), progress)
         plain = [generate(request, speculative=False).tokens for request in cases]
         for arm, name, options in arms:
             with _arm(session, arm, name):
@@ -114,6 +105,27 @@ def check_losslessness(
                 _compare(arm, plain, results, lambda at, token: plain_margin(session, cases[at], token), near)
             )
     return rows
+
+
+def counted(
+    session: Session,
+    budget: int,
+    what: str,
+    total: int,
+    progress: Callable[[str, int, int], None] | None,
+) -> Callable[..., Any]:
+    """`generate((image, prompt), **options)` of at most `budget` tokens, which tells `progress` how many of `total` requests
+    are done."""
+    done = itertools.count(1)
+
+    def generate(request: tuple[Any, Any], **options: Any) -> Any:
+        image, prompt = request
+        result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, **options)
+        if progress:
+            progress(what, next(done), total)
+        return result
+
+    return generate
 
 
 def _arms(manifest: Manifest, drafts: Sequence[DraftInfo]) -> list[tuple[str, str, dict[str, Any]]]:

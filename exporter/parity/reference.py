@@ -73,7 +73,7 @@ def _whole(checkpoint: Checkpoint) -> Any:
 
 def _quantized(checkpoint: Checkpoint) -> Mapping[str, QuantizedMatrix]:
     """Tensors of the checkpoint that a bundle stores as integers."""
-    return getattr(checkpoint.tensors, "quantized", {})
+    return checkpoint.tensors.quantized
 
 
 def _with_integers(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:

@@ -187,7 +187,7 @@ def estimated_bytes(prepared: Prepared) -> int:
     if prepared.request.link_weights:
         places = {stored: tensors.place(stored) for stored in used}
         used = {s for s, place in places.items() if place is None or place.dtype != manifest.weights_dtype}
-    integers = {s: kind for s in used if (kind := getattr(tensors, "quantized", {}).get(s)) is not None}
+    integers = {s: kind for s in used if (kind := tensors.quantized.get(s)) is not None}
     used -= integers.keys()
     own = sum(integer_bytes(kind, math.prod(tensors.shape(stored))) for stored, kind in integers.items())
     count = sum(math.prod(tensors.shape(stored)) for stored in used)

@@ -27,7 +27,7 @@ def describe_target_weights(
     checkpoint: Checkpoint, family: Family, weights: str | None
 ) -> TargetWeights | None:
     """The manifest's `target_weights`; None for a target of floats."""
-    matrices = getattr(checkpoint.tensors, "quantized", {})
+    matrices = checkpoint.tensors.quantized
     if not matrices:
         return None
     head = matrices.get(family.language.head.names[0])

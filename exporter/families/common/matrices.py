@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 def linear_modules(language: Language) -> Iterator[tuple[str, nn.Module, bool]]:
     """(path in the language model's own class, module, whether its weight is [in, out]) of every linear module of its
     layers, those of a text encoder too."""
-    for path, module in language.model.named_modules():
-        if path.startswith(tuple(f"{stack}." for stack in language.stacks)) and isinstance(
-            module, nn.Linear | Conv1D
-        ):
-            yield path, module, isinstance(module, Conv1D)
+    for stack in language.stacks:
+        yield from linears(language.model.get_submodule(stack), f"{stack}.")
+
+
+def linears(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module, bool]]:
+    """(`prefix` and path, module, whether its weight is [in, out]) of every linear module in `root`."""
+    for path, module in root.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            yield prefix + path, module, isinstance(module, Conv1D)
 
 
 def quantized_matrices(language: Language, choice: WeightsChoice, block: int) -> dict[str, QuantizedMatrix]:
