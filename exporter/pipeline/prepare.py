@@ -22,9 +22,9 @@ from .describe import describe
 from .links import check_links
 from .prepared import Prepared
 from .request import ROUND, TEXT, BuildRequest
-from .target_weights import describe_target_weights
 
 if TYPE_CHECKING:
+    from ...runtime.bundle.manifest import Manifest
     from ..drafts.selection import DraftSelection
     from ..tensorrt import PlanOptions
 
@@ -58,8 +58,8 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     )
     set_precisions(selection, request.draft_precision)
     _round_weights(request, checkpoint, family)
-    plans = _plan_options(request, checkpoint, family, selection)
     manifest = describe(request, checkpoint, family, selection)
+    plans = _plan_options(request, manifest, selection)
     prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
     check_early(prepared)
     if request.link_weights:
@@ -100,15 +100,13 @@ def _round_weights(request: BuildRequest, checkpoint: Checkpoint, family: Family
     )
 
 
-def _plan_options(
-    request: BuildRequest, checkpoint: Checkpoint, family: Family, selection: DraftSelection
-) -> PlanOptions | None:
+def _plan_options(request: BuildRequest, manifest: Manifest, selection: DraftSelection) -> PlanOptions | None:
     """The TensorRT plans that were asked for; raises when they cannot be built here."""
     if request.backend is None:
         return None
     from ..tensorrt.options import PlanOptions, check_integers, resolve
 
     options = PlanOptions(request.backend, request.plan_target, request.plan_precision, request.lowering)
-    wanted = resolve(options, family.decoder_name, request.precision)
-    check_integers(wanted, selection.precisions, describe_target_weights(checkpoint, family, request.weights))
+    wanted = resolve(options, manifest.model.decoder, request.precision)
+    check_integers(wanted, selection.precisions, manifest.target_weights)
     return options

@@ -36,6 +36,7 @@ from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu, fold_integers, session_options
 
 from tests.support import tiny_models
+from tests.support.segment_feeds import segment_feeds
 
 RNG = torch.Generator().manual_seed(5)
 
@@ -328,23 +329,7 @@ def test_pieces_of_a_graph_compute_the_same(tied: tuple[Path, Path]) -> None:
     bundle = tied[1]
     manifest = Bundle.open(bundle).manifest
     graph = manifest.graphs[manifest.segments[0]]
-    capacity = 24
-    sizes = {
-        "batch": 1,
-        "width": 3,
-        "cache": capacity,
-        "span": capacity,
-        "rows": 2,
-        "distances": capacity + 1,
-    }
-    rng = np.random.default_rng(3)
-    feeds: dict[str, np.ndarray] = {}
-    for value in graph.inputs:
-        shape = [sizes[d] if isinstance(d, str) else d for d in value.shape]
-        floats = value.dtype == "float32"
-        feeds[value.name] = (
-            rng.standard_normal(shape).astype(np.float32) if floats else np.ones(shape, value.dtype)
-        )
+    feeds = segment_feeds(graph, 24, np.random.default_rng(3))
     whole, pieces = (
         GraphRunner(bundle, piecewise=piecewise).run(graph.file, feeds) for piecewise in (False, True)
     )

@@ -20,6 +20,7 @@ from vlmexport.runtime.engines.onnxruntime import fold_integers, use_global_pool
 
 from tests.support import tiny_models
 from tests.support.quantized_checkpoints import write_quantized
+from tests.support.segment_feeds import segment_feeds
 
 RNG = np.random.default_rng(2)
 BLOCKS, BLOCK, OUT = 3, 32, 8
@@ -117,22 +118,7 @@ def test_a_checkpoint_with_zero_points_gets_plans(tmp_path: Path, form: str) -> 
     (name,) = manifest.segments
     graph = manifest.graphs[name]
     capacity = 16 + manifest.limits.max_width
-    sizes = {
-        "batch": 1,
-        "width": 3,
-        "cache": capacity,
-        "span": capacity,
-        "rows": 2,
-        "distances": capacity + 1,
-    }
-    feeds: dict[str, np.ndarray] = {}
-    for value in graph.inputs:
-        shape = [sizes[d] if isinstance(d, str) else d for d in value.shape]
-        feeds[value.name] = (
-            RNG.standard_normal(shape).astype(np.float32)
-            if value.dtype == "float32"
-            else np.ones(shape, value.dtype)
-        )
+    feeds = segment_feeds(graph, capacity, RNG)
     copied: GraphCopy = copy_graph(bundle / graph.file, tmp_path / "copy", CopyOptions("float32", capacity))
     assert (
         _zero_points(bundle / graph.file) == {"awq": 8, "gptq-act-order": 14}[form]
