@@ -26,9 +26,12 @@ def interruptible(work: Callable[[threading.Event], Work]) -> Work:
     of `work` goes on behind this call.
     """
     stop, over = threading.Event(), threading.Event()
+    turn = threading.Lock()  # held by who was first: the thread, or an interrupt that keeps it from its work
     done: Future[Work] = Future()
 
     def run() -> None:
+        if not turn.acquire(blocking=False):
+            return
         try:
             done.set_result(work(stop))
         except BaseException as error:
@@ -49,7 +52,9 @@ def interruptible(work: Callable[[threading.Event], Work]) -> Work:
         raise
     finally:
         stop.set()
-        while thread.ident is not None and not over.is_set():
+        # An interrupt within `start` says nothing of whether the thread runs, or will.
+        never = turn.acquire(blocking=False)
+        while not never and not over.is_set():
             with contextlib.suppress(KeyboardInterrupt):
                 over.wait(TURN)
 

@@ -59,6 +59,36 @@ def test_an_interrupt_stops_the_work_and_waits_for_it(times: int) -> None:
     assert ended == [True]
 
 
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interrupt_while_the_thread_starts_leaves_no_work_behind(
+    monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """`Thread.start` waits for the thread: an interrupt ends it before the thread has run, or when it has."""
+    threads: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        threads.append(thread)
+        if begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    ended: list[bool] = []
+
+    def work(stop: threading.Event) -> None:
+        ended.append(stop.wait(30))
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(work)
+    known = list(ended)
+    if not begun:
+        start(threads[0])
+    threads[0].join()
+    assert ended == known and all(ended)
+
+
 def test_a_monitor_ends_the_build_that_is_to_stop() -> None:
     stop = threading.Event()
     monitor = make_monitor(types.SimpleNamespace(IProgressMonitor=object), stop)
