@@ -220,14 +220,17 @@ def test_a_quantized_model_is_known_by_its_headers(hub: Hub, tmp_path: Path) -> 
     assert json.loads(done.stdout)["parameters"] == dry_run(request).parameters
 
 
-def test_a_missing_shard_and_a_damaged_header_are_one_line(
-    hub: Hub, tiny_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_missing_shard_is_one_line(hub: Hub, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     serve(hub, tiny_checkpoint("llama"), "shards")
     (hub.folder / "model-1.safetensors").unlink()
     done = vlmexport(hub, tmp_path / "home", "-o", str(tmp_path / "bundle"), "--dry-run")
     assert done.returncode == 2 and "misses the shard model-1.safetensors" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_damaged_header_is_one_line(hub: Hub, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    serve(hub, tiny_checkpoint("llama"), "shards")
     (hub.folder / "model-1.safetensors").write_bytes(b"\x10" * 400)
-    done = vlmexport(hub, tmp_path / "home2", "-o", str(tmp_path / "bundle"), "--dry-run")
+    done = vlmexport(hub, tmp_path / "home", "-o", str(tmp_path / "bundle"), "--dry-run")
     assert done.returncode == 2 and "SafetensorsParsingError" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
