@@ -16,6 +16,7 @@ from .. import engines
 from ..bundle.folder import Bundle, Check
 from ..bundle.stored_costs import bundle_here
 from ..common.errors import BusyError, InputError, NumericsError, OptionError, VlmexportError
+from ..common.heap import trim_heap
 from ..common.validation import integer
 from ..decoder.decoder import Decoder
 from ..families import Prepared, get_family
@@ -124,6 +125,7 @@ class Session:
             bundle, decoder = open_decoder(bundle, engine, max_length, max_batch)
             session = cls(bundle, decoder, engine.threads)
             session._load_graphs()
+            trim_heap()
         except BaseException:
             engine.close()  # memory of a device is nobody's garbage
             raise
