@@ -208,9 +208,13 @@ def test_sampled_tokens_are_those_of_plain_sampling(rigs: Callable, name: str, d
 )
 def test_a_penalty_changes_plain_and_drafted_tokens_alike(rigs: Callable, name: str, draft: str) -> None:
     rig = rigs(name, "onnxruntime")
-    asked, request = GenerationInfo(repetition_penalty=PENALTY), rig.request(44)
-    plain = lossless.generate(rig, request, 24, asked=asked).tokens
-    assert plain != rig.oracle.greedy(request, 24), "the penalty does something"
+    asked = GenerationInfo(repetition_penalty=PENALTY)
+    for request in map(rig.request, (44, 45, 46)):  # not every random model says a token again within 24
+        plain = lossless.generate(rig, request, 24, asked=asked).tokens
+        if plain != rig.oracle.greedy(request, 24):
+            break
+    else:
+        raise AssertionError("the penalty does nothing")
     for length in (1, 3, 8):
         proposer = lossless.DRAFTS[draft](rig, plain)
         run = lossless.generate(rig, request, 24, proposer=proposer, length=length, asked=asked)

@@ -220,7 +220,7 @@ def _stub_tensorrt() -> None:
 
     from vlmexport.exporter.tensorrt import plans
     from vlmexport.exporter.tensorrt.builder import BuiltPlan
-    from vlmexport.exporter.tensorrt.graph_copy import copy_graph
+    from vlmexport.exporter.tensorrt.graph_copy import copy_graph, symbolic_shapes
     from vlmexport.exporter.tensorrt.network import NetworkSummary
 
     def build(
@@ -228,7 +228,10 @@ def _stub_tensorrt() -> None:
     ) -> BuiltPlan:
         copied = copy_graph(source, scratch, options)
         data = f"{source.name} {options.lowering}".encode() * 1000
-        return BuiltPlan(data, len(data), copied, NetworkSummary(Counter(), {}, {}, {}, ()), None, {}, {})
+        inputs, outputs = symbolic_shapes(copied.path)
+        bindings = [dict.fromkeys(shapes, ("float32", ())) for shapes in (inputs, outputs)]
+        summary = NetworkSummary(Counter(), *bindings, {}, ())
+        return BuiltPlan(data, len(data), copied, summary, None, inputs, outputs)
 
     plans.build_plan = build  # type: ignore[assignment]
 
