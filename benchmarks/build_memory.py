@@ -3,7 +3,7 @@
     python -m benchmarks.build_memory [--case NAME …] [--folder DIR]
 
 Each case is a random float16 checkpoint of a Llama; it is made, planned with `--dry-run` and built in processes of
-their own. The peak is VmHWM of the process that builds; anonymous and file pages are sampled. Needs about 7 GB of
+their own. Cases that are not asked for keep their rows. The peak is VmHWM of the process that builds; anonymous and file pages are sampled. Needs about 7 GB of
 disk and, for the case that compares whole, 6 GB of memory.
 """
 
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import save
+from benchmarks.machine import RESULTS, save
 from tests.support.programs import program
 
 LIMIT = 0.10
@@ -202,7 +202,8 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true", help="print only")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    rows = {}
+    stored = RESULTS / "build-memory.json"
+    rows = json.loads(stored.read_text())["cases"] if stored.exists() else {}
     for name in arguments.case or CASES:
         folder = Path(tempfile.mkdtemp(prefix="build-memory-", dir=arguments.folder))
         try:

@@ -1,8 +1,8 @@
 """SmolLM2-135M with integer weights: plain decoding beside its float32 bundle and onnxruntime-genai, and prompt lookup.
 
 Every bundle and every engine is a process of its own; per prompt and round all arms run one after the other in random
-order on the same token ids, 96 new tokens, no EOS. Prompts are questions, and texts to be repeated. Ratios are medians
-of pairs within a round.
+order on the same token ids, 96 new tokens, no EOS. Prompts are questions (`chat`), and texts that repeat themselves
+(`copying`). Ratios are medians of pairs within a round; `tau` is tokens per cycle.
 
     python -m benchmarks.smollm2 runs/smollm2
     for w in float int8 int4; do vlmexport build --model runs/smollm2 --weights $w --draft prompt-lookup -o runs/$w; done
@@ -28,28 +28,26 @@ from benchmarks.plain_decoding import THREADS, Worker, prompts
 from tests.support.programs import program
 
 COPIED = (
-    "Repeat the following text word by word, twice: The robot picked up the small red cup, put it on the upper shelf, "
-    "turned around and drove back to the charging station near the window.",
-    "Write this list once more, unchanged: one red cup on the left, two green bowls in the middle, three blue boxes on the "
-    "right, and a yellow ball behind the boxes.",
+    "The robot picked up the small red cup, put it on the upper shelf, turned around and drove back to the charging station "
+    "near the window. There it waited for two minutes, checked its battery, and left again to look for the blue box that "
+    "somebody had put behind the door of the kitchen.",
+    "one red cup on the left, two green bowls in the middle, three blue boxes on the right, a yellow ball behind the boxes, "
+    "four white plates below the table, a black pen beside the lamp, five brown books under the window, and a grey cat on "
+    "the chair.",
+    '{"objects": [{"name": "cup", "colour": "red", "x": 12, "y": 40}, {"name": "bowl", "colour": "green", "x": 57, "y": 41}, '
+    '{"name": "box", "colour": "blue", "x": 88, "y": 39}, {"name": "ball", "colour": "yellow", "x": 91, "y": 22}]}',
 )
 DRAFT = "prompt-lookup"
 
 
 def copying(model: str) -> list[list[int]]:
-    """Token ids of prompts whose answers copy them."""
+    """Token ids of texts that stand twice and begin once more: a model this small copies these, and seldom what it is asked
+    to copy."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    return [
-        tokenizer(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            ),
-            add_special_tokens=False,
-        )["input_ids"]
-        for text in COPIED
-    ]
+    texts = [f"{text}\n\n{text}\n\n{' '.join(text.split()[:4])}" for text in COPIED]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
 def serve(path: str, new_tokens: int) -> None:
@@ -112,17 +110,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=96)
     options = parser.parse_args()
-    arms: dict[str, Callable[[list[int]], tuple[list[int], float]]] = {}
+    arms: dict[str, Callable[[list[int]], tuple[list[int], float, float]]] = {}
     for name, path in options.bundle:
         bundle = Bundle(path, options.new_tokens)
         for draft in ("none", DRAFT):
             arm = name if draft == "none" else f"{name} + {draft}"
-            arms[arm] = lambda ids, bundle=bundle, draft=draft: bundle.ask(ids, draft)[:2]
+            arms[arm] = lambda ids, bundle=bundle, draft=draft: bundle.ask(ids, draft)
     for name, path in options.genai:
         worker = Worker("onnxruntime-genai", path, options.new_tokens)
         arms[f"onnxruntime-genai {name}"] = lambda ids, worker=worker: (
             (answer := worker.ask(ids))[0],
             answer[2],
+            1.0,
         )
     sets = {"chat": prompts(options.model, options.prompts), "copying": copying(options.model)}
     result: dict[str, Any] = {
@@ -135,6 +134,7 @@ def main() -> None:
     for kind, all_ids in sets.items():
         times: dict[str, list[float]] = {name: [] for name in arms}
         texts: dict[tuple[str, int], list[int]] = {}
+        taus: dict[tuple[str, int], float] = {}
         order, shuffle = list(arms), random.Random(0)
         for name in order:  # warm-up
             arms[name](all_ids[0])
@@ -142,12 +142,12 @@ def main() -> None:
             for number, ids in enumerate(all_ids):
                 shuffle.shuffle(order)
                 for name in order:
-                    tokens, seconds = arms[name](ids)
+                    texts[name, number], seconds, taus[name, number] = arms[name](ids)
                     times[name].append(seconds)
-                    texts[name, number] = tokens
         result[kind] = {
             name: {
                 "ms_per_token": round(1e3 * statistics.median(values), 2),
+                "tau": round(statistics.mean(taus[name, number] for number in range(len(all_ids))), 2),
                 "times_as_fast_as": {
                     other: round(
                         statistics.median(b / a for a, b in zip(values, times[other], strict=True)), 3

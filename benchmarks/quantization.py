@@ -129,13 +129,17 @@ def restore(target: Target) -> None:
 
 
 def documents(target: Target, files: Sequence[str], rows: int) -> RecordSet:
-    """Rows of prose of this project's docs: no tables, no code fences."""
-    text = "\n\n".join((DOCS / file).read_text("utf-8") for file in files)
-    text = "\n".join(line for line in text.splitlines() if not line.startswith("|") and "```" not in line)
-    ids = target.tokenizer(text, add_special_tokens=False)["input_ids"]
+    """Rows of prose of this project's docs."""
+    ids = target.tokenizer(prose(files), add_special_tokens=False)["input_ids"]
     full = min(rows, len(ids) // ROW)
     records = [Record(str(i), ASKED, tokens=tuple(ids[i * ROW : (i + 1) * ROW])) for i in range(full)]
     return RecordSet(" ".join(files), records)
+
+
+def prose(files: Sequence[str]) -> str:
+    """This project's docs without tables and code fences."""
+    text = "\n\n".join((DOCS / file).read_text("utf-8") for file in files)
+    return "\n".join(line for line in text.splitlines() if not line.startswith("|") and "```" not in line)
 
 
 def _facts(target: Target, records: RecordSet | None) -> float | None:

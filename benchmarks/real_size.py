@@ -6,7 +6,8 @@
 Each case is a random float16 checkpoint of the published model's configuration (in shards of 2 GB; the tokenizer is a
 small one of the same kind). It is made, planned with `--dry-run`, built with its layers compared one after the other,
 and, where this machine holds it in float32, run for 8 tokens and verified. Then it is built in float16, once as a copy
-and once with `--link-weights`, and both give the same 8 tokens. Peaks are VmHWM of the process that works;
+and once with `--link-weights`, and both give the same 8 tokens; a case with integer weights says instead which share of
+the memory's bandwidth plain decoding takes. Cases that are not asked for keep their rows. Peaks are VmHWM of the process that works;
 anonymous and file pages are sampled. Needs up to 30 GB of disk and, to run, up to 17 GB of memory.
 """
 
@@ -19,11 +20,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from benchmarks.build_memory import command, watched
-from benchmarks.machine import save
+from benchmarks.machine import RESULTS, save
 from tests.support.programs import program
 
 SHARD = 2_000_000_000
@@ -51,6 +53,11 @@ CASES: dict[str, dict[str, Any]] = {
             "image_size": 336, "patch_size": 14, "projection_dim": 768,
         },
         "build": ["--draft-layer", "16"],
+    },
+    "llava-1.5-7b, int4": {
+        "like": "llava-1.5-7b",
+        "build": ["--draft-layer", "16", "--weights", "int4"],
+        "run": True,
     },
     "llava-1.5-7b, 8 layers": {
         "like": "llava-1.5-7b",
@@ -170,7 +177,8 @@ def options_of(case: dict[str, Any]) -> dict[str, Any]:
     """The options of `build` that a case has, as a request has them."""
     asked = case["build"]
     return {
-        key.strip("-").replace("-", "_"): int(value) for key, value in zip(*[iter(asked)] * 2, strict=True)
+        key.strip("-").replace("-", "_"): int(value) if value.isdigit() else value
+        for key, value in zip(*[iter(asked)] * 2, strict=True)
     }
 
 
@@ -281,17 +289,54 @@ def measure(name: str, folder: Path, *, run: bool) -> dict[str, Any]:
         "dry_run_agrees": agreement(plan, report, seen),
         "within_limits": peak["VmHWM"] / 1e3 <= MEMORY_GB and minutes <= MINUTES,
     }
-    runs = run and case.get("run")
+    runs, integers = run and case.get("run"), "--weights" in case["build"]
     if runs:
         measurements |= served(model, bundle, folder, plan["peak_memory"]["run"])
+    if runs and integers:
+        measurements |= plain(bundle, folder)
     shutil.rmtree(bundle)
-    for form in ("float16", "linked"):
+    for form in () if integers else ("float16", "linked"):
         measurements[form] = narrow(name, form, folder, checkpoint)
         if runs:
             measurements[form] |= same_tokens(folder, folder / form, measurements["run_peak"]["peak"])
         shutil.rmtree(folder / form)
     shutil.rmtree(folder)
     return measurements
+
+
+def plain(bundle: Path, folder: Path) -> dict[str, Any]:
+    """Plain decoding, and the share that it takes of what this machine's memory gives to its cores."""
+    from vlmexport.runtime.bundle.folder import Bundle
+    from vlmexport.runtime.measure.fit import scales
+
+    manifest = Bundle.open(bundle).manifest
+    # A pass reads every matrix of the decoder and of its head once, with a float32 scale a block; the cache is not counted.
+    read = sum(
+        manifest.integer_bytes(name) + 4 * scales(manifest, name) for name in (*manifest.segments, "head")
+    )
+    bandwidth = read_bandwidth()
+    result, _, _ = asked(folder, bundle, "--draft", "none", "--max-new-tokens", "32")
+    speed = result["stats"]["tokens_per_second"]
+    return {
+        "plain_tokens_per_second": speed,
+        "bytes_per_token_gb": round(read / 1e9, 3),
+        "bandwidth_gb_per_second": round(bandwidth / 1e9, 2),
+        "share_of_bandwidth": round(speed * read / bandwidth, 3),
+    }
+
+
+def read_bandwidth(size: int = 1 << 30, threads: int = 2, rounds: int = 5) -> float:
+    """Bytes per second that cores read of memory that is in no cache: the best round."""
+    import numpy as np
+
+    parts = np.array_split(np.ones(size // 8), threads)
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            list(pool.map(np.max, parts))
+            best = min(best, time.perf_counter() - begin)
+    return size / best
 
 
 def narrow(name: str, form: str, folder: Path, checkpoint: int) -> dict[str, Any]:
@@ -333,13 +378,13 @@ def same_tokens(folder: Path, bundle: Path, wide: float) -> dict[str, Any]:
     }
 
 
-def asked(folder: Path, bundle: Path) -> tuple[dict[str, Any], dict[str, float], float]:
-    """8 tokens for a picture: what `run` says, the largest values of its memory in MB, seconds in all."""
+def asked(folder: Path, bundle: Path, *more: str) -> tuple[dict[str, Any], dict[str, float], float]:
+    """8 tokens for a picture, with `more` options: what `run` says, the largest values of its memory in MB, seconds in all."""
     from PIL import Image
 
     picture = folder / "picture.png"
     Image.effect_mandelbrot((300, 200), (-2, -1.2, 1, 1.2), 60).convert("RGB").save(picture)
-    options = ("--image", picture, "--prompt", "describe", "--max-new-tokens", "8", "--json")
+    options = ("--image", picture, "--prompt", "describe", "--max-new-tokens", "8", "--json", *more)
     begin = time.monotonic()
     peak = watched(command("run", bundle, *options), folder / "run.json")
     seconds = round(time.monotonic() - begin, 1)
@@ -404,7 +449,8 @@ def main() -> None:
     parser.add_argument("--no-run", action="store_true", help="build only")
     parser.add_argument("--no-save", action="store_true", help="print only")
     arguments = parser.parse_args()
-    rows = {}
+    stored = RESULTS / "real-size.json"
+    rows = json.loads(stored.read_text())["cases"] if stored.exists() else {}
     for name in arguments.case or real:
         place = arguments.folder / name.replace(", ", "-").replace(" ", "-")
         rows[name] = measure(name, place, run=not arguments.no_run)
