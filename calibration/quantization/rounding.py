@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...exporter.quantization.blocks import BLOCK, LIMITS, ROWS, SMALLEST, quantize
+from ...exporter.quantization.blocks import BLOCK, LIMITS, SMALLEST, quantize, rows_together
 
 SCALE_TYPES = {torch.float32: torch.float16, torch.float64: torch.float16}
 """Type of a stored weight → that of which its scales are values, else its own: a bundle in float16 then keeps the scales, and
@@ -31,10 +31,9 @@ def round_matrix(
     kept = narrowed(best, scales)
     if torch.equal(kept, best):
         return integers, best
-    parts = [
-        nearest(rows, own, dtype) for rows, own in zip(matrix.split(ROWS), kept.split(ROWS), strict=True)
-    ]
-    return torch.cat(parts), kept
+    together = rows_together(matrix)
+    pairs = zip(matrix.split(together), kept.split(together), strict=True)
+    return torch.cat([nearest(rows, own, dtype) for rows, own in pairs]), kept
 
 
 def nearest(matrix: Tensor, scales: Tensor, dtype: str) -> Tensor:

@@ -17,8 +17,9 @@ from ..common.precisions import INTEGERS as INTEGER_TYPES
 BLOCK = 32
 """Inputs that share a scale: the smallest block for which every engine at hand has a kernel."""
 
-ROWS = 256
-"""Outputs that are rounded together: so many stay in a processor's cache, which makes it four times as fast."""
+PART = 1 << 16
+"""Numbers that are rounded together: so many, and what is made of them, stay in a processor's cache, which makes it four times
+as fast."""
 
 LIMITS: dict[str, int] = dict(zip(INTEGER_TYPES, (127, 7), strict=True))
 """dtype → the integer that the largest number of a block becomes; one more fits below zero."""
@@ -43,8 +44,13 @@ def quantize(matrix: Tensor, dtype: str, block: int = BLOCK) -> tuple[Tensor, Te
     least squared error; the first of them clips nothing, so that no block is further off than by plain rounding. A number
     that is not finite makes its block's scale so, and whoever stores that refuses it.
     """
-    parts = [_quantize(rows, dtype, block) for rows in matrix.detach().split(ROWS)]
+    parts = [_quantize(rows, dtype, block) for rows in matrix.detach().split(rows_together(matrix))]
     return torch.cat([integers for integers, _ in parts]), torch.cat([scales for _, scales in parts])
+
+
+def rows_together(matrix: Tensor) -> int:
+    """Outputs of a matrix [out, in] that are rounded together."""
+    return max(1, PART // matrix.shape[1])
 
 
 def _quantize(matrix: Tensor, dtype: str, block: int) -> tuple[Tensor, Tensor]:

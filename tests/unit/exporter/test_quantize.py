@@ -13,11 +13,13 @@ from vlmexport.exporter.graphs.dtypes import stored_bytes
 from vlmexport.exporter.quantization.blocks import (
     BLOCK,
     LIMITS,
+    PART,
     SMALLEST,
     dequantize,
     packed,
     quantizable,
     quantize,
+    rows_together,
 )
 from vlmexport.exporter.quantization.matrix import QuantizedMatrix
 
@@ -78,6 +80,16 @@ def test_clipping_pays_for_four_bits(seed: int) -> None:
     integers, scales = quantize(matrix, "int4")
     assert integers.min() == -8
     torch.testing.assert_close(dequantize(integers, scales), matrix, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [32, 4096, 1 << 18])
+def test_rows_of_any_width_are_rounded_in_parts_that_stay_in_a_cache(width: int) -> None:
+    matrix = torch.randn(5, width, generator=torch.Generator().manual_seed(1))
+    assert rows_together(matrix) == max(1, PART // width)
+    integers, scales = quantize(matrix, "int4")
+    for row in range(5):
+        alone, own = quantize(matrix[row : row + 1], "int4")
+        assert torch.equal(integers[row : row + 1], alone) and torch.equal(scales[row : row + 1], own)
 
 
 def test_zeros_and_non_finite_values() -> None:
