@@ -3,6 +3,7 @@
     python examples/control_loop.py demo/bundle demo/scene.png --period 0.2
 
 A request with a deadline ends between two decoding cycles with finish_reason "deadline" and the text it has so far.
+Answers are remembered ("camera"), and how they went on is proposed in the next tick.
 The image and the prompt are always processed, so a period shorter than that (`vlmexport bench`: first token) is missed.
 """
 
@@ -27,7 +28,9 @@ def main() -> None:
         session.generate(image=options.image, max_new_tokens=8)  # warm-up: the first request allocates
         for tick in range(options.ticks):
             begin = time.monotonic()
-            result = session.generate(image=options.image, max_new_tokens=96, deadline=0.8 * options.period)
+            result = session.generate(
+                image=options.image, max_new_tokens=96, deadline=0.8 * options.period, memory="camera"
+            )
             spent = time.monotonic() - begin
             print(f"tick {tick}: {1e3 * spent:5.1f} ms, {result.finish_reason:8s} {result.text}")
             if tick + 1 < options.ticks:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .common.errors import PromptError as PromptError
     from .common.errors import UnsupportedModelError as UnsupportedModelError
     from .common.errors import VlmexportError as VlmexportError
+    from .drafts.memory.answers import Memory as Memory
     from .images.video import Video as Video
     from .policy.adaptive import Adaptive as Adaptive
     from .policy.base import FixedLength as FixedLength
@@ -50,6 +51,7 @@ _HOMES = {
     "Adaptive": "policy.adaptive",
     "FixedLength": "policy.base",
     "GenerateOptions": "session.options",
+    "Memory": "drafts.memory.answers",
     "Result": "session.result",
     "Session": "session.session",
     "Stats": "speedup.stats",

@@ -17,7 +17,7 @@ from typing import Any
 from ..common.errors import BundleError, OptionError
 from ..common.validation import ADAPTIVE
 from .checks import check_references
-from .combined_drafts import SIGN, combination, no_combination
+from .combined_drafts import SIGN, combination, no_combination, of_requests
 from .draft_info import DraftInfo
 from .draft_options import DraftCache
 from .schema import (
@@ -416,7 +416,7 @@ class Manifest(Part):
     def draft(self, name: str) -> DraftInfo | None:
         """The draft or the combination of drafts (`combined_drafts.py`) called `name`, or None."""
         entry = next((draft for draft in self.drafts if draft.name == name), None)
-        return entry or combination(self.drafts, name)
+        return entry or of_requests(name) or combination(self.drafts, name)
 
     def choose_draft(self, name: str | None) -> DraftInfo | None:
         """The draft called `name`, or the preferred one of that kind; the bundle's default for None, which is none

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..speedup.budget import Budget
 from ..speedup.cost_model import FREE, CostTable, Curve, DraftCosts
-from .combined_drafts import combinations
+from .combined_drafts import behind_requests, combinations
 from .schema import Part, checked, failure, integer, list_of, mapping_of, number, optional, string
 
 if TYPE_CHECKING:
@@ -198,9 +198,10 @@ def pick_costs(manifest: Manifest, machine: str, threads: int) -> CostTable:
 
 def with_combinations(table: CostTable, drafts: Sequence[DraftInfo]) -> CostTable:
     """The table with an entry for every combination of these drafts: that of its second one, which runs in some of its
-    cycles."""
+    cycles, those with a draft of requests before it included."""
+    behind: dict[str, str | None] = {**combinations(drafts), **behind_requests(drafts)}
     entries = {
-        name: table.drafts[second] for name, second in combinations(drafts).items() if second in table.drafts
+        name: table.drafts[last] for name, last in behind.items() if last is not None and last in table.drafts
     }
     return replace(table, drafts={**table.drafts, **entries})
 

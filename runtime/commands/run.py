@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -80,6 +81,7 @@ def run(
     from ..session.session import Session
     from .chat import converse
     from .each import answer_each, first_readable, the_folder
+    from .memory_file import opened_memory, save_memory
     from .output import print_json
     from .requests import check_combinations, check_draft, read_media, read_prompt
     from .verbose import log_bundle, log_draft, log_request, log_result, log_session
@@ -89,6 +91,9 @@ def run(
     request_options(generate_kwargs)
     check_combinations(options)
     inputs.check(as_json)
+    memory = opened_memory(inputs.memory)
+    if memory is not None:
+        generate_kwargs["memory"] = memory
     image, video, chat = inputs.image, inputs.video, inputs.chat
     pictures = the_folder(image, alone=not (video or chat))
     begin = time.perf_counter()
@@ -113,10 +118,18 @@ def run(
     check_draft(opened.manifest, generate_kwargs)
     log_draft(opened.manifest, generate_kwargs)
     begin = time.perf_counter()
-    with Session.load(
-        opened, loading.device, loading.max_length, threads=loading.threads, kernel_cache=loading.kernel_cache
-    ) as session:
+    with (
+        contextlib.ExitStack() as stack,
+        Session.load(
+            opened,
+            loading.device,
+            loading.max_length,
+            threads=loading.threads,
+            kernel_cache=loading.kernel_cache,
+        ) as session,
+    ):
         log_session(session, time.perf_counter() - begin)
+        stack.callback(save_memory, memory, inputs.memory)
         if chat:
             converse(session, text, views, generate_kwargs, inputs.video_fps)
             return

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..common.errors import OptionError
-from ..common.options import Files, Number, Switch, Text
+from ..common.options import File, Files, Number, Switch, Text
 
 if TYPE_CHECKING:
     from ..session.session import Result
@@ -52,6 +52,15 @@ class RunInputs:
     chat: Annotated[
         bool, Switch(group="Input", help="Read turn after turn from standard input, and answer each.")
     ] = False
+    memory: Annotated[
+        Path | None,
+        File(
+            group="Speculation",
+            expert=True,
+            metavar="FILE",
+            help="Propose how earlier answers went on, of this file and of this run, and keep the answers there.",
+        ),
+    ] = None
     raw: Annotated[
         bool, Switch(group="Input", expert=True, help="Use the prompt as it is, without the chat template.")
     ] = False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..bundle.combined_drafts import SIGN, second_of
+from ..bundle.combined_drafts import parts_of
 from ..common.errors import BundleError
 from ..graphs.registry import draft_kinds
 
@@ -21,6 +22,7 @@ KINDS = {
     "early-exit": "imitation.early_exit_kind",
     "imitation": "imitation.imitation_kind",
     "medusa": "medusa.medusa_kind",
+    "memory": "memory.memory_kind",
     "prompt-lookup": "prompt_lookup.prompt_lookup_kind",
     "vispec": "eagle.vispec_kind",
 }
@@ -30,15 +32,17 @@ read asks them (`graphs/registry.py`)."""
 
 def create(draft: DraftInfo, decoder: Decoder) -> Proposer:
     """The proposer of a draft, or of a combination. Raises `BundleError` for a kind that this version does not know."""
-    drafts = decoder.manifest.drafts
-    if second_of(drafts, draft.name) is None:
+    parts = parts_of(decoder.manifest.drafts, draft.name)
+    if parts is None:
         return _kind(draft).propose(draft, decoder)
     from .combined import FallbackProposer
 
-    first = next(each for each in drafts if each.name == draft.name.partition(SIGN)[0])
+    first, second = parts
     propose_first = _kind(first).propose_first
     assert propose_first is not None, "a combination begins with a draft that may come first"
-    return FallbackProposer(draft.name, propose_first(draft, decoder), _kind(draft).propose(draft, decoder))
+    return FallbackProposer(
+        draft.name, propose_first(replace(first, name=draft.name), decoder), create(second, decoder)
+    )
 
 
 def _kind(draft: DraftInfo) -> DraftKind:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..common.errors import NumericsError, PromptError
 from ..decoder.decoder import Decoder
+from ..drafts.memory.answers import tokenizer_checksum
 from ..families.base import Prepared, View
 from ..sampling.draft_sampling import DraftSampling
 from ..sampling.logits_processors import Processors
@@ -61,7 +62,7 @@ class ActiveRequest:
         is then as before.
         """
         begin = delivery.begin
-        self._decoder, self._begin = decoder, begin
+        self._decoder, self._begin, self._manifest = decoder, begin, bundle.manifest
         self._generation = bundle.manifest.generation
         if settings.repetition_penalty is not None:
             self._generation = replace(self._generation, repetition_penalty=settings.repetition_penalty)
@@ -87,6 +88,7 @@ class ActiveRequest:
             if settings.draft_sampling == "match"
             else DraftSampling(settings.draft_sampling == "auto"),
             batch_index=0 if reused else decoder.batch,
+            memory=settings.memory,
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
         # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
@@ -135,6 +137,8 @@ class ActiveRequest:
         sequence.stats.total_seconds = time.perf_counter() - self._begin
         sequence.finish(whole)
         assert sequence.finish_reason is not None
+        if sequence.memory is not None and sequence.error is None:
+            sequence.memory.remember(sequence.tokens, tokenizer_checksum(self._manifest))
         return Result("".join(self._parts), sequence.tokens, sequence.finish_reason, sequence.stats)
 
     def end_proposer(self) -> None:

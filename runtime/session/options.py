@@ -26,11 +26,15 @@ from ..text.stop import LONGEST
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..drafts.memory.answers import Memory
     from ..policy.base import DraftPolicy
     from ..sampling.typical import Typical
 
 DRAFT_SAMPLING = ("match", "drawn", "auto")
 """Match the target's draws; draw proposals; whichever accepts more."""
+
+LONGEST_NAME = 200
+"""Characters of a memory's name."""
 
 
 def _policy(name: str, value: Any) -> Any:
@@ -38,6 +42,14 @@ def _policy(name: str, value: Any) -> Any:
 
     check_policy(value)
     return value
+
+
+def _memory(name: str, value: Any) -> "Memory | str":
+    from ..drafts.memory.answers import Memory
+
+    if isinstance(value, Memory) or (isinstance(value, str) and 1 <= len(value) <= LONGEST_NAME):
+        return value
+    raise OptionError(f"{name}: {value!r:.80} is no `Memory` and no name of 1 to {LONGEST_NAME} characters")
 
 
 def _lossy(name: str, value: Any) -> "Typical":
@@ -141,6 +153,13 @@ class GenerateOptions(TypedDict, total=False):
             noun="the name or kind of a draft", group="Speculation", metavar="NAME|KIND|none",
             help="Draft to use. `none`: no speculation. `prompt-lookup+KIND`: prompt lookup first, KIND where it has no "
             "match. Default: the bundle's.",
+        ),
+    ]  # fmt: skip
+    memory: Annotated[
+        "Memory | str | None",
+        Custom(
+            checked=_memory, flag=None, group="Speculation",
+            help="Remember the answer under this name, and propose how earlier answers of that name went on.",
         ),
     ]  # fmt: skip
     speculative: Annotated[

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..bundle.combined_drafts import SIGN, before
 from ..common.errors import OptionError
 from ..policy.base import DraftPolicy, FixedLength
 from ..policy.confidence import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
@@ -16,6 +17,11 @@ from .options import RequestOptions
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
+    from ..drafts.memory.answers import Memory
+
+
+MEMORY = "memory"
+"""The draft kind that needs a memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +47,37 @@ class Settings:
     policy: DraftPolicy | None = None
     reuse_prompt: bool = False
     """Whether slots of the request before may serve this one, and this one's the next."""
+    memory: Memory | None = None
+    """Where the answer is remembered."""
+
+
+def chosen_draft(options: RequestOptions, manifest: Manifest, memory: Memory | None) -> DraftInfo | None:
+    """The draft of a request, which earlier answers come before where it has a memory. None: it decodes plainly. Raises
+    `OptionError`."""
+    chosen = manifest.choose_draft(options.draft)
+    asked = chosen is not None and chosen.name.partition(SIGN)[0] == MEMORY
+    if memory is None:
+        if asked:
+            raise OptionError(
+                f"draft: {options.draft} proposes earlier answers; name their memory (`memory`)"
+            )
+        return chosen
+    if asked or options.draft == "none":
+        return chosen
+    if options.draft is None and chosen is not None and chosen.layer is not None:
+        chosen = None  # a default that nothing can be asked before
+    return before(manifest.drafts, MEMORY, chosen)
 
 
 def resolve(
-    options: RequestOptions, manifest: Manifest, controller: Callable[[str, float | None], DraftPolicy]
+    options: RequestOptions,
+    manifest: Manifest,
+    controller: Callable[[str, float | None], DraftPolicy],
+    memory: Memory | None = None,
 ) -> Settings:
     """Fill in what the manifest decides; `controller(learn, threshold)` gives the policy of a request that neither
-    fixes a length nor brings a policy. Raises `OptionError` for a draft or a length that the bundle has not."""
+    fixes a length nor brings a policy; `memory` is the one that it named. Raises `OptionError` for a draft or a length that
+    the bundle has not."""
     widest = manifest.widest_tree
     for name in ("draft_length", "draft_nodes"):
         value = getattr(options, name)
@@ -72,8 +102,9 @@ def resolve(
         "forced": options.forced_acceptance,
         "repetition_penalty": options.repetition_penalty,
         "reuse_prompt": options.reuse_prompt,
+        "memory": memory,
     }
-    chosen = manifest.choose_draft(options.draft) if options.speculative else None
+    chosen = chosen_draft(options, manifest, memory) if options.speculative else None
     if chosen is None or widest < 2:  # a pass of width 1 has none for a drafted token
         return Settings(**request)
     # At temperature 0 typical acceptance is greedy decoding.

@@ -19,6 +19,7 @@ from ..common.errors import BusyError, InputError, NumericsError, OptionError, V
 from ..common.heap import trim_heap
 from ..common.validation import integer
 from ..decoder.decoder import Decoder
+from ..drafts.memory.answers import Memory, tokenizer_checksum
 from ..families import Prepared, get_family
 from ..families.base import View
 from ..families.plain import PlainText
@@ -69,6 +70,7 @@ class Session:
         self._plain_text = PlainText(self.bundle)
         self._proposers: dict[str, Proposer] = {}
         self._controllers: dict[tuple[str, float | None], DraftPolicy] = {}
+        self._memories: dict[str, Memory] = {}
         self._cached: CachedRequest | None = None
         """What the cache holds of the last request, where it asked for that."""
         self._forced_acceptance: float | None = None
@@ -278,6 +280,17 @@ class Session:
 
         return self._guarded(lambda _: run_batch(self, waiting()))([])
 
+    def memory(self, name: str) -> Memory:
+        """The memory of this session called `name`, made at its first use: what requests with `memory=name` remember.
+        `save` and `Memory.load` carry it to another process."""
+        return self._memories.setdefault(name, Memory())
+
+    def forget(self, name: str | None = None) -> None:
+        """Drop what the memory called `name` remembers, or every memory of the session."""
+        for each, memory in list(self._memories.items()):
+            if name in (None, each):
+                memory.forget()
+
     def cancel(self) -> None:
         """End the running request after its current cycle with finish reason `cancelled`. For any thread."""
         self._cancelled.set()
@@ -345,7 +358,10 @@ class Session:
         options = request_options(given)
         if self._forced_acceptance is not None:
             options = replace(options, forced_acceptance=self._forced_acceptance)
-        return options, resolve(options, self.bundle.manifest, self._controller)
+        memory = options.memory if isinstance(options.memory, Memory | None) else self.memory(options.memory)
+        if memory is not None:
+            memory.check(tokenizer_checksum(self.bundle.manifest))
+        return options, resolve(options, self.bundle.manifest, self._controller, memory)
 
     def _delivery(self, streamed: bool) -> Delivery:
         return Delivery(time.perf_counter(), self._cancelled.is_set, streamed, self._unended)

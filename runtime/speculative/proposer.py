@@ -90,6 +90,11 @@ class Proposer:
         """
         return [self.propose_one(*pair) for pair in zip(sequences, budgets, strict=True)]
 
+    def matched(self, sequence: Sequence) -> int | None:
+        """Of a draft that may come first: how many tokens of the text stood where its proposal is from. None: it does not
+        say."""
+        return None
+
     def pass_apart(self) -> ForwardPass:
         """Proposers that draft on a device without a `cut`: the pass over one token of every sequence that they draft
         with (`Decoder.apart`)."""

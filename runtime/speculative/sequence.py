@@ -21,6 +21,7 @@ from ..speedup.stats import Stats
 
 if TYPE_CHECKING:
     from ..decoder.device.logits_processors import LogitsChanges
+    from ..drafts.memory.answers import Memory
     from ..policy.base import DraftPolicy
     from ..sampling.logits_processors import Processors
     from .proposer import Proposer
@@ -59,6 +60,8 @@ class Sequence:
     q: list[np.ndarray] = field(default_factory=list)
     """What the chain that is drafted on the trunk right now was drawn from."""
     barred: frozenset[int] = frozenset()
+    memory: Memory | None = None
+    """Earlier answers, for a draft that proposes how they went on."""
     batch_index: int = 0
     tokens: list[int] = field(default_factory=list)
     """Emitted so far; the last one is pending: not in the cache yet."""

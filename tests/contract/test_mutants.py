@@ -35,6 +35,7 @@ from tests.support import eagle3_mutants as eagle3
 from tests.support import eagle_mutants as eagle
 from tests.support import gpu_mutants as gpu
 from tests.support import integer_mutants as integers
+from tests.support import memory_mutants as memories
 from tests.support import skipped_mutants as skipped
 from tests.support import tensorrt_mutants as plans
 from tests.support import vispec_mutants as vispec
@@ -611,6 +612,14 @@ MUTANTS = {
     ),
     "integers of the neighbour in a tied table": Mutant(
         integers.integers_of_the_neighbour, {"plain": integers.as_generate}, ("llama-tied-weights-int8",)
+    ),
+    "remembered ids beyond the vocabulary": Mutant(
+        memories.of_another_vocabulary,
+        {"foreign ids": memories.foreign_ids},
+        refused_by=(IndexError, ValueError),
+    ),
+    "remembered answers unverified": Mutant(
+        memories.unverified, {"generation": generation("memory", 5), "foreign ids": memories.foreign_ids}
     ),
     "drafts one slot late": Mutant(
         skipped.drafts_one_slot_late, {"draft and verify": table("draft_and_verify")}, ("t5", "llama")

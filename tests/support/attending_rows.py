@@ -15,8 +15,9 @@ from vlmexport.runtime.speculative.sequence import Sequence, SequenceLimits
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.stats import Stats
 
-from tests.support.lossless import Bushy, wrong_token
+from tests.support.lossless import Bushy
 from tests.support.oracle import Request
+from tests.support.remembering import wrong_token
 from tests.support.rig import Rig, close
 
 NAME, GRAPH, LAYER = "imitation@2", "imitation.2", 2

@@ -7,7 +7,8 @@ from typing import Any
 
 from vlmexport.runtime import Session
 
-from tests.support.lossless import Bushy, Scripted, wrong_token
+from tests.support.lossless import Bushy, Scripted
+from tests.support.remembering import wrong_token
 
 WIDTH = 8
 """Nodes of the widest."""

@@ -27,6 +27,7 @@ from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.stats import Stats
 
 from tests.support.oracle import NEVER, Request
+from tests.support.remembering import Remembering, edited, remembered, wrong_token
 from tests.support.rig import Rig
 from tests.support.tiny_bundles import ATTENDING, BUNDLES
 from tests.support.toy_heads import without_tree
@@ -111,11 +112,6 @@ class Drawn(Scripted):
         return tree
 
 
-def wrong_token(token: int, step: int = 1) -> int:
-    """Another ordinary token."""
-    return 3 + (token - 3 + 7 * step) % 120
-
-
 def _early_exit(rig: Rig) -> Any:
     return proposers.create(next(d for d in rig.manifest.drafts if d.kind == "early-exit"), rig.decoder)
 
@@ -142,6 +138,24 @@ def _combined(kind: str) -> Callable[[Rig, Items[int]], Any]:
         assert draft is not None
         second = proposers.create(replace(draft, name=f"{kind} of {draft.name}"), rig.decoder)
         return FallbackProposer(draft.name, PromptLookup(draft, rig.decoder), second)
+
+    return make
+
+
+def _remembering(second: str | None = None) -> Callable[[Rig, Items[int]], Any]:
+    """A memory alone, or before another draft."""
+
+    def make(rig: Rig, truth: Items[int]) -> Any:
+        name = "memory" if second is None else f"memory+{second}"
+        draft = rig.manifest.choose_draft(name)
+        assert draft is not None and draft.name == name
+        first = Remembering(draft, rig.decoder, remembered(edited(truth)), 1 if second is None else 2)
+        if second is None:
+            return first
+        behind = rig.manifest.choose_draft(second)
+        assert behind is not None
+        own = replace(behind, name=f"{behind.name} of {name}") if "+" not in second else behind
+        return FallbackProposer(name, first, proposers.create(own, rig.decoder))
 
     return make
 
@@ -226,6 +240,10 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "prompt-lookup+eagle": _combined("eagle"),
     "prompt-lookup+medusa": _combined("medusa"),
     "prompt-lookup+vispec": _combined("vispec"),
+    "memory": _remembering(),
+    "memory+prompt-lookup": _remembering("prompt-lookup"),
+    "memory+medusa": _remembering("medusa"),
+    "memory+eagle": _remembering("eagle"),
     "always-wrong": _wrong,
     "perfect": lambda rig, truth: Scripted(rig, 1, lambda i: _at(truth, i)),
     "often-right": lambda rig, truth: Scripted(
@@ -485,6 +503,8 @@ MATRIX_DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
         "vispec",
         "prompt-lookup",
         "prompt-lookup+medusa",
+        "memory",
+        "memory+medusa",
         "always-wrong",
     )
 } | {

@@ -27,6 +27,7 @@ from vlmexport.runtime.speedup.budget import NOTHING, Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.stats import Stats
 
+from tests.support.remembering import Remembering, remembered
 from tests.support.toy import PROMPT, ToyRows, decode, started
 from tests.support.toy_heads import ToyWithHeads, begin_with, medusa
 
@@ -152,6 +153,8 @@ DRAFTS = {
     "heads, tree": Case(lambda decoder, law: medusa(decoder, 2, 2, [-1, 0, -1, 0, 2]), TREE),
     "heads, likeliest tree": Case(lambda decoder, law: medusa(decoder, 2, 3), TREE),
     "prompt lookup": Case(lambda decoder, law: PromptLookup(_named("lookup"), decoder), TREE),  # type: ignore[arg-type]
+    "memory": Case(lambda decoder, law: _remembering(decoder), CHAIN),
+    "memory, tree": Case(lambda decoder, law: _remembering(decoder), TREE),
     "drawn": Case(lambda decoder, law: Drawn(law), CHAIN, same_stream=False),
     "heads, drawn": Case(
         lambda decoder, law: medusa(decoder, 2, 2),
@@ -189,6 +192,11 @@ DRAFTS = {
 
 def _named(name: str) -> Any:
     return SimpleNamespace(name=name)
+
+
+def _remembering(decoder: Any) -> Remembering:
+    """Earlier answers of a vocabulary of a few tokens, which begin alike."""
+    return Remembering(_named("memory"), decoder, remembered([[0, 1, 2, 0], [0, 1, 1, 2], [0, 2, 1], [1, 0]]))
 
 
 @dataclass(frozen=True)

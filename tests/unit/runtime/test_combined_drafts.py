@@ -11,7 +11,7 @@ from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.stored_costs import default_costs, with_combinations
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.drafts.combined import FallbackProposer
+from vlmexport.runtime.drafts.combined import Expectations, FallbackProposer
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speculative.proposer import Proposer
 from vlmexport.runtime.speedup.budget import Budget
@@ -61,8 +61,14 @@ class Told(Proposer):
         self.calls.append(("advance", sequence.key, tree.tokens, rows))
 
 
+class Of(SimpleNamespace):
+    """A sequence, which is one whatever another holds."""
+
+    __hash__ = object.__hash__
+
+
 def of(key: str) -> Any:
-    return SimpleNamespace(key=key, tokens=[1])
+    return Of(key=key, tokens=[1])
 
 
 def test_second_draft_is_asked_once_per_cycle() -> None:
@@ -138,5 +144,43 @@ def test_combined_draft_costs_its_second_draft() -> None:
     found = manifest()
     table = default_costs(found)
     more = with_combinations(table, found.drafts)
-    assert set(more.drafts) - set(table.drafts) == {"prompt-lookup+heads"}
+    behind = ("prompt-lookup", "heads", "prompt-lookup+heads")
+    assert set(more.drafts) - set(table.drafts) == {
+        "prompt-lookup+heads",
+        *(f"memory+{name}" for name in behind),
+    }
+    assert more.cycle_seconds("memory+prompt-lookup+heads", 3) == table.cycle_seconds("heads", 3)
+    assert more.cycle_seconds("memory", 3) == table.cycle_seconds("prompt-lookup", 3)
     assert more.cycle_seconds("prompt-lookup+heads", 3) == table.cycle_seconds("heads", 3)
+
+
+def test_a_match_is_asked_where_it_brought_as_much_as_the_second_draft() -> None:
+    expected = Expectations()
+    assert expected.prefers_first(2) and expected.prefers_first(9)
+    for _ in range(30):
+        expected.note(2, 0)
+        expected.note(None, 3)
+    assert not expected.prefers_first(2) and expected.prefers_first(9)
+    for _ in range(60):
+        expected.note(None, 0)
+    for _ in range(60):  # it is tried again
+        if expected.prefers_first(2):
+            break
+    assert expected.prefers_first(2)
+
+
+def test_the_second_draft_is_asked_where_the_first_brings_less() -> None:
+    class Matching(Told):
+        def matched(self, sequence: Any) -> int:
+            return 2
+
+    first, second = Matching("a", {"x": [7]}), Told("b", {"x": [4, 5]})
+    combined, sequence, budgets = FallbackProposer("a+b", first, second), of("x"), [Budget.chain(2)]
+    tokens = []
+    for _ in range(40):
+        (tree,) = combined.propose([sequence], budgets)
+        tokens.append(tree.tokens)
+        right = tree.tokens == [1, 4, 5]
+        combined.advance(sequence, tree, Verdict([1, 2] if right else [], 0, 2), None)
+    assert tokens[0] == [1, 7] and tokens[-1] == [1, 4, 5]
+    assert tokens.count([1, 4, 5]) > 20

@@ -1,0 +1,1 @@
+"""Answer memory: what was answered before is proposed again."""
