@@ -196,6 +196,8 @@ class Adaptive:
     def _settle(self) -> None:
         """Enter the last cycle of every batch into the balances of its requests, by the table."""
         for name, outcomes in self._cycle.items():
+            if not outcomes:  # an exception of a signal handler came between two steps of `observe`
+                continue
             batch = len(outcomes)
             seconds = self._cycle_seconds(name, batch)
             plain = seconds[0]
