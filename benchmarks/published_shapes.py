@@ -258,6 +258,15 @@ def traced(alias: str) -> dict[str, Any]:
     }
 
 
+def text_of(documents: dict[str, Any]) -> str:
+    """A line for each model: spaces would be a part of every wheel."""
+    lines = (
+        f"{json.dumps(name)}:{json.dumps(row, separators=(',', ':'))}"
+        for name, row in sorted(documents.items())
+    )
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(
@@ -267,7 +276,7 @@ def main() -> None:
     documents = read_documents() if FILE.is_file() else {}
     for alias in parser.parse_args().alias:
         documents[alias] = traced(alias)
-        FILE.write_text(json.dumps(dict(sorted(documents.items())), indent=1) + "\n", "utf-8")
+        FILE.write_text(text_of(documents), "utf-8")
         print(f"{alias}: {documents[alias]['parameters']:,} parameters", flush=True)
 
 
