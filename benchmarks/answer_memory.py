@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from vlmexport.calibration.data.scenes.dataset import film_pictures
 from vlmexport.runtime import Memory, Session
-from vlmexport.runtime.bundle.stored_costs import pick_costs, with_combinations
+from vlmexport.runtime.bundle.stored_costs import pick_costs, with_drafts_of_requests
 from vlmexport.runtime.hardware.machine import processor
 from vlmexport.runtime.measure.virtual_clock import decoding
 from vlmexport.runtime.speedup.stats import Stats
@@ -86,7 +86,7 @@ def compare(
     counted: dict[str, list[Stats]] = {name: [] for name in arms}
     changed = answers = repeated = 0
     manifest = session.bundle.manifest
-    table = with_combinations(pick_costs(manifest, processor(), THREADS), manifest.drafts)
+    table = with_drafts_of_requests(pick_costs(manifest, processor(), THREADS), manifest.drafts)
     for requests in series:
         seconds = dict.fromkeys(arms, 0.0)
         for _ in range(rounds):

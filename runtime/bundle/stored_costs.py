@@ -198,8 +198,16 @@ def pick_costs(manifest: Manifest, machine: str, threads: int) -> CostTable:
 
 def with_combinations(table: CostTable, drafts: Sequence[DraftInfo]) -> CostTable:
     """The table with an entry for every combination of these drafts: that of its second one, which runs in some of its
-    cycles, those with a draft of requests before it included."""
-    behind: dict[str, str | None] = {**combinations(drafts), **behind_requests(drafts)}
+    cycles."""
+    return _with(table, combinations(drafts))
+
+
+def with_drafts_of_requests(table: CostTable, drafts: Sequence[DraftInfo]) -> CostTable:
+    """`with_combinations`, and those with a draft of requests before them."""
+    return _with(table, {**combinations(drafts), **behind_requests(drafts)})
+
+
+def _with(table: CostTable, behind: Mapping[str, str | None]) -> CostTable:
     entries = {
         name: table.drafts[last] for name, last in behind.items() if last is not None and last in table.drafts
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle.combined_drafts import behind_requests
 from ..bundle.stored_acceptance import measured_chains, measured_trees
-from ..bundle.stored_costs import pick_costs, with_combinations
+from ..bundle.stored_costs import pick_costs, with_drafts_of_requests
 from ..policy.adaptive import Adaptive
 from ..speedup.budget import Budget
 
@@ -20,7 +20,7 @@ def make_controller(
 ) -> Adaptive:
     """A controller for a bundle on this machine; `learn` and `threshold` as `Settings` of a request choose them. No pass
     has fewer than `least` positions of a sequence."""
-    costs = with_combinations(pick_costs(manifest, machine, threads), manifest.drafts)
+    costs = with_drafts_of_requests(pick_costs(manifest, machine, threads), manifest.drafts)
     costs = replace(costs, least=manifest.verify_width or least)
     most = Budget.chain(manifest.widest_tree - 1)
     trees = measured_trees(manifest) if manifest.exact_trees else {}

@@ -14,6 +14,7 @@ import numpy as np
 from ...common.atomic_files import write_file
 from ...common.bounded_files import read_json
 from ...common.errors import OptionError
+from ...common.foreign_errors import raise_if_foreign
 from ...common.validation import integer
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class Memory:
         try:
             return cls._parse(document)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise_if_foreign(error)
             raise OptionError(
                 f"memory {path}: is not a memory of vlmexport; `Memory.save` writes one"
             ) from error

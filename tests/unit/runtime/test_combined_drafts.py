@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vlmexport.runtime.bundle.combined_drafts import combinations
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.bundle.stored_costs import default_costs, with_combinations
+from vlmexport.runtime.bundle.stored_costs import default_costs, with_combinations, with_drafts_of_requests
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.combined import Expectations, FallbackProposer
@@ -144,6 +144,8 @@ def test_combined_draft_costs_its_second_draft() -> None:
     found = manifest()
     table = default_costs(found)
     more = with_combinations(table, found.drafts)
+    assert set(more.drafts) - set(table.drafts) == {"prompt-lookup+heads"}
+    more = with_drafts_of_requests(table, found.drafts)
     behind = ("prompt-lookup", "heads", "prompt-lookup+heads")
     assert set(more.drafts) - set(table.drafts) == {
         "prompt-lookup+heads",
