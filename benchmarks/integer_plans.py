@@ -25,7 +25,7 @@ from benchmarks.machine import RESULTS, save
 from tests.support import tiny_models
 
 TINY = ("tiny-blip2-flant5", "tiny-vit-gpt2", "tiny-qwen2.5-vl")
-RANDOM = ("llava", "blip2-opt")
+RANDOM = ("llava", "llava-next", "blip2-opt", "qwen2", "t5")
 LAYERS = (1, 2)
 WIDE: dict[str, Any] = {
     "hidden_size": 2048,
