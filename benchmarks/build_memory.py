@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, save
+from benchmarks.machine import save, stored
 from tests.support.programs import program
 
 LIMIT = 0.10
@@ -202,8 +202,7 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true", help="print only")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    stored = RESULTS / "build-memory.json"
-    rows = json.loads(stored.read_text())["cases"] if stored.exists() else {}
+    rows = stored("build-memory", "cases")
     for name in arguments.case or CASES:
         folder = Path(tempfile.mkdtemp(prefix="build-memory-", dir=arguments.folder))
         try:

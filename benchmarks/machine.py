@@ -53,6 +53,12 @@ def _torch_gpu() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name()}
 
 
+def stored(name: str, key: str) -> Any:
+    """What an earlier run wrote under `key` of ``results/<name>.json``; {} where there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text("utf-8")).get(key, {}) if path.exists() else {}
+
+
 def save(name: str, result: dict[str, Any], *packages: str) -> Path:
     """Write ``results/<name>.json`` with the machine beside the figures."""
     return write(RESULTS / f"{name}.json", result, *packages)

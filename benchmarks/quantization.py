@@ -14,7 +14,6 @@ asked for keep their rows there.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from vlmexport.calibration.quantization.quality import FloatReference
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.exporter.quantization.choice import parse_weights
 
-from benchmarks.machine import RESULTS, save
+from benchmarks.machine import save, stored
 
 TINY = ("tiny-blip2-flant5", "tiny-qwen2.5-vl", "tiny-vit-gpt2")
 BARE = ("tiny-vit-gpt2",)
@@ -72,8 +71,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    before = RESULTS / f"{NAME}.json"
-    rows = json.loads(before.read_text()).get("models", {}) if before.exists() else {}
+    rows = stored(NAME, "models")
     for model in options.models:
         target = load_target(model)
         form = "scenes-captions" if model in BARE else "scenes"

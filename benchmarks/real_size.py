@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.build_memory import command, watched
-from benchmarks.machine import RESULTS, save
+from benchmarks.machine import save, stored
 from tests.support.programs import program
 
 SHARD = 2_000_000_000
@@ -449,8 +449,7 @@ def main() -> None:
     parser.add_argument("--no-run", action="store_true", help="build only")
     parser.add_argument("--no-save", action="store_true", help="print only")
     arguments = parser.parse_args()
-    stored = RESULTS / "real-size.json"
-    rows = json.loads(stored.read_text())["cases"] if stored.exists() else {}
+    rows = stored("real-size", "cases")
     for name in arguments.case or real:
         place = arguments.folder / name.replace(", ", "-").replace(" ", "-")
         rows[name] = measure(name, place, run=not arguments.no_run)
