@@ -65,6 +65,7 @@ _HOMES = {
             "DeviceError",
             "DivergedError",
             "ExportError",
+            "GrammarError",
             "ImageError",
             "InputError",
             "LostProcessError",

@@ -1,6 +1,6 @@
 """Two drafts of a bundle under one name: `prompt-lookup+NAME` copies what followed the last tokens before, and where they are
-new asks the draft NAME. `memory+NAME` proposes how earlier answers went on, and else asks NAME, which may be a combination
-itself. No bundle lists them; every one that has both drafts has them."""
+new asks the draft NAME. `memory+NAME` proposes how earlier answers went on, `grammar+NAME` what the request's grammar forces,
+and else they ask NAME, which may be a combination itself. No bundle lists them; every one that has both drafts has them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ def of_requests(name: str) -> DraftInfo | None:
     from .draft_info import DraftInfo
 
     kind = draft_kinds().get(name)
-    return DraftInfo(name=name, kind=name) if kind is not None and kind.of_requests else None
+    return None if kind is None or kind.of_requests is None else DraftInfo(name=name, kind=name)
+
+
+def kinds_of_requests() -> list[str]:
+    """Drafts that every bundle has, in the order in which they are asked."""
+    places = {kind.name: kind.of_requests for kind in draft_kinds().values() if kind.of_requests is not None}
+    return sorted(places, key=places.__getitem__)
 
 
 def seconds(drafts: Sequence[DraftInfo]) -> list[DraftInfo]:
@@ -45,7 +51,8 @@ def parts_of(drafts: Sequence[DraftInfo], name: str) -> tuple[DraftInfo, DraftIn
     asked = of_requests(first)
     if asked is not None:
         # Behind it whatever does not draft on the target's own layers, combinations included.
-        found = next((draft for draft in drafts if draft.name == second), None) or combination(drafts, second)
+        found = next((draft for draft in drafts if draft.name == second), None)
+        found = found or combination(drafts, second) or (of_requests(second) if second != first else None)
         return None if found is None or found.layer is not None else (asked, found)
     own = next((draft for draft in drafts if draft.name == first and comes_first(draft)), None)
     behind = next((draft for draft in seconds(drafts) if draft.name == second), None)
@@ -68,10 +75,11 @@ def behind_requests(drafts: Sequence[DraftInfo]) -> dict[str, str | None]:
     """Name of every draft of requests, and of its combinations → the listed draft that runs in some of its cycles, or
     None."""
     names = {draft.name: draft.name for draft in drafts if draft.layer is None} | combinations(drafts)
-    own = [kind.name for kind in draft_kinds().values() if kind.of_requests]
-    return dict.fromkeys(own) | {
-        f"{first}{SIGN}{name}": last for first in own for name, last in names.items()
-    }
+    behind: dict[str, str | None] = {}
+    for first in reversed(kinds_of_requests()):
+        behind |= {f"{first}{SIGN}{name}": last for name, last in (names | behind).items()}
+        behind[first] = None
+    return behind
 
 
 def before(drafts: Sequence[DraftInfo], first: str, draft: DraftInfo | None) -> DraftInfo:

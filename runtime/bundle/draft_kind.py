@@ -29,9 +29,9 @@ class DraftKind:
     options: type[DraftOptions] = DraftOptions
     propose_first: Propose | None = None
     """The proposer of one that is asked before another draft (`combined_drafts.py`); None for kinds that are not."""
-    of_requests: bool = False
-    """Whether its one draft needs nothing of a bundle and something of a request: every bundle has it, under its kind's
-    name, and none lists it."""
+    of_requests: int | None = None
+    """Of a kind whose one draft needs nothing of a bundle, and of a request the option of the kind's own name: every bundle has
+    it, under its kind's name, and none lists it. The number is its place among such drafts: a lower one is asked first."""
 
 
 def draft_with(manifest: Manifest, role: str, name: str | None = None) -> DraftInfo | None:

@@ -12,7 +12,8 @@ import typer
 
 from ..common.errors import OptionError
 from ..common.options import File, Files, Integer, Switch, Texts, declared_options
-from ..session.options import GenerateOptions, request_options
+from ..session.options import GenerateOptions
+from ..session.request_options import request_options
 from .deprecated_flags import DeprecatedBenchFlags, warn
 from .option_flags import with_flags
 from .options import Bundle as BundleArgument

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..common.options import Integer, Switch
-from ..session.options import GenerateOptions, request_options
+from ..session.options import GenerateOptions
+from ..session.request_options import request_options
 from .deprecated_flags import DeprecatedFlags
 from .option_flags import with_flags
 from .options import AsJson, EngineOptions
@@ -84,10 +85,13 @@ def run(
     from .memory_file import opened_memory, save_memory
     from .output import print_json
     from .requests import check_combinations, check_draft, read_media, read_prompt
+    from .schema_file import read_schema, warn_if_cut
     from .verbose import log_bundle, log_draft, log_request, log_result, log_session
 
     generate_kwargs: dict[str, Any] = dict(options)
     deprecated.translate(generate_kwargs)
+    if (schema := read_schema(inputs.schema)) is not None:
+        generate_kwargs["schema"] = schema
     request_options(generate_kwargs)
     check_combinations(options)
     inputs.check(as_json)
@@ -150,6 +154,7 @@ def run(
     sys.stdout.flush()
     log_result(result)
     log.info(summary(result))
+    warn_if_cut(result)
     if note is not None:
         log.info(note)
 

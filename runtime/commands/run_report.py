@@ -61,6 +61,14 @@ class RunInputs:
             help="Propose how earlier answers went on, of this file and of this run, and keep the answers there.",
         ),
     ] = None
+    schema: Annotated[
+        Path | None,
+        File(
+            expert=True,
+            metavar="FILE",
+            help="Answer in JSON that keeps to this JSON schema (needs the extra [grammar]).",
+        ),
+    ] = None
     raw: Annotated[
         bool, Switch(group="Input", expert=True, help="Use the prompt as it is, without the chat template.")
     ] = False

@@ -23,6 +23,10 @@ class PromptError(InputError):
     """A prompt is empty where one is needed, too long, or not text."""
 
 
+class GrammarError(InputError):
+    """A grammar asks an answer for characters that no token of the model writes."""
+
+
 class OptionError(VlmexportError):
     """An option has a value that does not exist or does not fit the others."""
 

@@ -29,6 +29,7 @@ MODULES = {
     "captions": ("pycocoevalcap",),
     "data": ("datasets",),
     "video": ("av",),
+    "grammar": ("llguidance",),
     "compile": ("onnx", "onnx_ir", "ml_dtypes"),
 }
 """Extra → modules without which its commands cannot run (tensorboard, which [train] also brings, they can do without).

@@ -168,9 +168,10 @@ class Decoder:
         """Forget a sequence; the last one takes its place."""
         offsets = self.passes.positions.offsets
         offsets[batch_index] = offsets[self.arena.batch - 1]
-        self.arena.remove(batch_index)
-        if self.encoder is not None:
+        # A signal handler's exception may have ended `add` between the two.
+        if self.encoder is not None and self.encoder.arena.batch == self.arena.batch:
             self.encoder.remove(batch_index)
+        self.arena.remove(batch_index)
 
     # --- one request: image embeddings, encoder, prefill ---
 

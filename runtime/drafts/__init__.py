@@ -20,6 +20,7 @@ KINDS = {
     "eagle": "eagle.eagle_kind",
     "eagle3": "eagle.eagle3_kind",
     "early-exit": "imitation.early_exit_kind",
+    "grammar": "grammar.grammar_kind",
     "imitation": "imitation.imitation_kind",
     "medusa": "medusa.medusa_kind",
     "memory": "memory.memory_kind",

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, ClassVar
 
-from ..common.errors import BundleError, NumericsError, OptionError
+from ..common.errors import BundleError, OptionError
 from ..decoder.token_tree import TokenTree
 from ..speculative.early_stop import ending
 from ..speculative.proposer import Proposer
+from ..speculative.sequence import FAILURES
 from .layer_skip_options import kept_attention
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class LayerSkip(Proposer):
                 chain = chains[sequence]
                 try:
                     token = sequence.propose(logits, sequence.batch_index, chain[1:])
-                except NumericsError as error:
-                    sequence.fail(error)
+                except FAILURES as error:
+                    sequence.end_draft(error)
                     drafting.remove(sequence)
                     continue
                 chain.append(token)

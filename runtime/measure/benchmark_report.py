@@ -11,8 +11,8 @@ from ..bundle.stored_acceptance import stored_acceptance
 from ..bundle.stored_costs import find_costs
 from ..hardware import machine
 from ..policy.base import FixedLength
-from ..session.options import request_options
 from ..session.request import resolve
+from ..session.request_options import request_options
 from ..speedup.cost_model import FREE, CostTable, Curve
 from ..speedup.predict import predictions
 from ..speedup.stats import Stats

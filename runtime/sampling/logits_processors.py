@@ -2,7 +2,9 @@
 
 The counterpart of the classes in transformers' `generation/logits_process.py` (5.23), in the order in which its
 `generate` applies them: repetition penalty, repeated n-grams, bad words, minimum length, minimum number of new tokens,
-suppressed tokens, tokens suppressed at the beginning. Every step after the first only sets logits to −inf.
+suppressed tokens, tokens suppressed at the beginning. Every step after the first only sets logits to −inf. The grammar of
+a request comes last, and has the last word: where the steps before it leave none of the tokens that it allows, they do not
+count.
 
 A token depends on the logits after exactly the tokens before it. In a tree these are the history (the prompt and what
 was emitted) and the path to a node, so that the same change applies to the same token in plain decoding and in any tree:
@@ -22,6 +24,7 @@ from ..decoder.device.logits_processors import LogitsChanges
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GenerationInfo
+    from ..grammars.matcher import GrammarMatcher
 
 
 class Processors:
@@ -32,7 +35,13 @@ class Processors:
     logits by itself never asks.
     """
 
-    def __init__(self, info: GenerationInfo, eos_token_ids: Iterable[int], prompt: Iterable[int]):
+    def __init__(
+        self,
+        info: GenerationInfo,
+        eos_token_ids: Iterable[int],
+        prompt: Iterable[int],
+        grammar: GrammarMatcher | None = None,
+    ):
         ends = sorted({int(token) for token in eos_token_ids})
         words = _bad_words(info.bad_words_ids, ends)
         self._penalty = np.float32(info.repetition_penalty)
@@ -44,13 +53,14 @@ class Processors:
         # One with a negative number never comes anyway.
         several = [word for word in words if len(word) > 1 and min(word) >= 0]
         self._words = [(word[:-1], word[-1]) for word in several]
+        self._grammar = grammar
         self._history: list[int] = []
         self._distinct: set[int] = set()
         self._ids = np.empty(0, np.int64)
         self._ngrams: dict[tuple[int, ...], list[int]] = {}
         self._known = 0
         """So many tokens of the history are in both."""
-        self.extend(prompt)
+        self._history += map(int, prompt)
         self._begin = len(self._history)
         self._open = 0  # length of the first history that may end
         if ends:
@@ -58,25 +68,35 @@ class Processors:
         changes = LogitsChanges(
             float(self._penalty), self._always, self._history, self._ends, self._open, self._size, several
         )
-        self._changes = changes if changes.fits else None
+        self._changes = changes if changes.fits and grammar is None else None
 
     @classmethod
     def from_info(
-        cls, info: GenerationInfo, eos_token_ids: Iterable[int], prompt: Iterable[int]
+        cls,
+        info: GenerationInfo,
+        eos_token_ids: Iterable[int],
+        prompt: Iterable[int],
+        grammar: GrammarMatcher | None = None,
     ) -> Processors | None:
         """The processors of a request, or None where nothing is asked for: then logits need not be looked at.
 
         `prompt`: token ids before the first new one (see the head of this file). `eos_token_ids`: the model's own, also
-        where a request does not stop at them.
+        where a request does not stop at them. `grammar`: what the answer must be, at its beginning.
         """
-        processors = cls(info, eos_token_ids, prompt)
+        processors = cls(info, eos_token_ids, prompt, grammar)
         return None if processors.idle else processors
 
     @property
     def idle(self) -> bool:
         """Whether no later logits can be changed (the tokens suppressed at the beginning are past, say)."""
         length = len(self._history)
-        lasting = self._penalised or self._size > 0 or self._always.size > 0 or bool(self._words)
+        lasting = (
+            self._grammar is not None
+            or self._penalised
+            or self._size > 0
+            or self._always.size > 0
+            or bool(self._words)
+        )
         return not lasting and length >= self._open and (length > self._begin or self._at_begin.size == 0)
 
     @property
@@ -88,13 +108,16 @@ class Processors:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append emitted tokens to the history."""
-        self._history += map(int, tokens)
+        emitted = [int(token) for token in tokens]
+        self._history += emitted
+        if self._grammar is not None:
+            self._grammar.extend(emitted)
 
     def apply(self, logits: np.ndarray, path: Sequence[int] = ()) -> np.ndarray:
         """Logits float32 [V] of the token after the history and `path`, from the model's logits [V] (not modified).
 
         `path`: the tokens of a tree from the one after the history to the node whose logits these are; empty for the
-        node that holds the last token of the history.
+        node that holds the last token of the history. Raises `GrammarError` where a grammar lets no token follow.
         """
         self._catch_up()
         out = logits.astype(np.float32)  # always a copy
@@ -104,6 +127,11 @@ class Processors:
             self._penalise(out, path)
         for banned in self._banned(path, length):
             out[_inside(banned, out.size)] = -np.inf
+        barred = None if self._grammar is None else self._grammar.barred(path, out.size)
+        if barred is not None:
+            np.copyto(out, -np.inf, where=barred)
+            if out.max() == -np.inf:
+                return np.where(barred, np.float32(-np.inf), logits.astype(np.float32))
         return out
 
     # --- private ---

@@ -89,6 +89,7 @@ class ActiveRequest:
             else DraftSampling(settings.draft_sampling == "auto"),
             batch_index=0 if reused else decoder.batch,
             memory=settings.memory,
+            grammar=settings.grammar,
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
         # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
@@ -139,7 +140,8 @@ class ActiveRequest:
         assert sequence.finish_reason is not None
         if sequence.memory is not None and sequence.error is None:
             sequence.memory.remember(sequence.tokens, tokenizer_checksum(self._manifest))
-        return Result("".join(self._parts), sequence.tokens, sequence.finish_reason, sequence.stats)
+        parse = None if sequence.grammar is None else sequence.grammar.parse
+        return Result("".join(self._parts), sequence.tokens, sequence.finish_reason, sequence.stats, parse)
 
     def end_proposer(self) -> None:
         """The draft forgets the request. Again: does nothing."""
@@ -180,7 +182,7 @@ class ActiveRequest:
             sequence.barred = frozenset(ids[prepared.image_positions].tolist())
         sequence.prompt_ids = ids.tolist()
         sequence.processors = Processors.from_info(
-            self._generation, manifest.text.eos_token_ids, sequence.prompt_ids
+            self._generation, manifest.text.eos_token_ids, sequence.prompt_ids, sequence.grammar
         )
         encoded = time.perf_counter()
         seconds.encoder = encoded - vision

@@ -11,8 +11,8 @@ from ..speculative.cycle import Cycle
 from ..speedup.stats import Stats
 from .active_request import ActiveRequest, Delivery
 from .inputs import NAMES, RequestInputs
-from .options import RequestOptions
 from .request import Settings
+from .request_options import RequestOptions
 from .result import Result
 from .stream import start_request
 

@@ -1,11 +1,11 @@
 """What a caller may ask of one request: the one declaration, of which `run` and `bench` make their flags.
 
-To add an option, add it here: it is checked, has a flag and a line in the reference, and `RequestOptions` has its value.
+To add an option, add it here: it is checked, has a flag and a line in the reference, and `RequestOptions` has its value
+(`request_options.py`).
 """
 
 # Annotations are no strings here: what stands in them is the declaration.
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from ..common.errors import OptionError
@@ -17,21 +17,21 @@ from ..common.options import (
     Switch,
     Text,
     Texts,
-    check_options,
-    declared_options,
 )
 from ..common.validation import ADAPTIVE, CHANNELS
 from ..text.stop import LONGEST
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ..drafts.memory.answers import Memory
+    from ..grammars.grammar import Grammar
     from ..policy.base import DraftPolicy
     from ..sampling.typical import Typical
 
 DRAFT_SAMPLING = ("match", "drawn", "auto")
 """Match the target's draws; draw proposals; whichever accepts more."""
+
+GRAMMARS = ("schema", "regex", "choices", "grammar")
+"""At most one of them may be given."""
 
 LONGEST_NAME = 200
 """Characters of a memory's name."""
@@ -50,6 +50,12 @@ def _memory(name: str, value: Any) -> "Memory | str":
     if isinstance(value, Memory) or (isinstance(value, str) and 1 <= len(value) <= LONGEST_NAME):
         return value
     raise OptionError(f"{name}: {value!r:.80} is no `Memory` and no name of 1 to {LONGEST_NAME} characters")
+
+
+def _grammar(name: str, value: Any) -> "Grammar":
+    from ..grammars.grammar import read_grammar
+
+    return read_grammar(name, value)
 
 
 def _lossy(name: str, value: Any) -> "Typical":
@@ -83,6 +89,28 @@ class GenerateOptions(TypedDict, total=False):
             metavar="X",
             help="Repetition penalty (1 is off). Default: the model's.",
         ),
+    ]
+    schema: Annotated[
+        Any,
+        Custom(
+            checked=_grammar, flag=None,
+            help="JSON schema of the answer: a dict, or a class of pydantic's. `Result.parsed` has its value.",
+        ),
+    ]  # fmt: skip
+    regex: Annotated[
+        "Grammar | str | None",
+        Custom(
+            checked=_grammar, expert=True, metavar="PATTERN",
+            help="A regular expression that the whole answer matches.",
+        ),
+    ]  # fmt: skip
+    choices: Annotated[
+        "Grammar | Sequence[str] | None",
+        Custom(checked=_grammar, flag=None, help="Texts, one of which is the answer."),
+    ]
+    grammar: Annotated[
+        "Grammar | str | None",
+        Custom(checked=_grammar, flag=None, help="A grammar of the answer, in llguidance's Lark notation."),
     ]
     ignore_eos: Annotated[bool, Switch(flag=None, help="Go on after an end token.")]
     channels: Annotated[
@@ -213,66 +241,3 @@ class GenerateOptions(TypedDict, total=False):
             "model's. Needs --temperature.",
         ),
     ]  # fmt: skip
-
-
-class _Values:
-    """Base of `RequestOptions`: rules between options."""
-
-    forced_acceptance: float | None
-    """Set by `measure.forced_acceptance` alone."""
-
-    def __post_init__(self) -> None:
-        checked = check_options(
-            GenerateOptions, {name: getattr(self, name) for name in declared_options(GenerateOptions)}
-        )
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        lossy, drawn = checked["lossy"], checked["draft_sampling"] in ("drawn", "auto")
-        if drawn and (lossy is not None or self.forced_acceptance is not None):
-            raise OptionError(
-                f"draft_sampling: {checked['draft_sampling']} keeps the distribution, lossy and forced acceptance do not; "
-                "choose one"
-            )
-        if lossy is not None and self.forced_acceptance is not None:
-            raise OptionError("lossy and forced acceptance are two ways to accept; choose one")
-
-
-if TYPE_CHECKING:
-
-    @dataclasses.dataclass(frozen=True)
-    class RequestOptions(_Values):
-        """`GenerateOptions` with every value checked and every default filled in. Raises `OptionError`."""
-
-        def __init__(
-            self, *, forced_acceptance: float | None = None, **options: Unpack[GenerateOptions]
-        ) -> None: ...
-
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    RequestOptions = dataclasses.make_dataclass(
-        "RequestOptions",
-        [
-            *(
-                (name, Any, dataclasses.field(default=option.default))
-                for name, option in declared_options(GenerateOptions).items()
-            ),
-            ("forced_acceptance", float | None, dataclasses.field(default=None)),
-        ],
-        bases=(_Values,),
-        namespace={"__module__": __name__},
-        frozen=True,
-        kw_only=True,
-    )
-
-
-def request_options(options: Mapping[str, Any]) -> RequestOptions:
-    """Options by name, those of the release before translated. Raises `OptionError` for a wrong value or name."""
-    from .deprecated_options import translate
-
-    current, forced = translate(options)
-    known = declared_options(GenerateOptions)
-    unknown = sorted(str(name) for name in current if name not in known)
-    if unknown:
-        raise OptionError(f"no option {', '.join(unknown):.200}; there are {', '.join(known)}")
-    return RequestOptions(forced_acceptance=forced, **current)

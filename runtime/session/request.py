@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..bundle.combined_drafts import SIGN, before
+from ..bundle.combined_drafts import SIGN, before, kinds_of_requests
 from ..common.errors import OptionError
 from ..policy.base import DraftPolicy, FixedLength
 from ..policy.confidence import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
 from ..sampling.sampler import Sampling
 from ..sampling.typical import Typical
-from .options import RequestOptions
+from .request_options import RequestOptions
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
     from ..drafts.memory.answers import Memory
-
-
-MEMORY = "memory"
-"""The draft kind that needs a memory."""
+    from ..grammars.matcher import GrammarMatcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,24 +46,30 @@ class Settings:
     """Whether slots of the request before may serve this one, and this one's the next."""
     memory: Memory | None = None
     """Where the answer is remembered."""
+    grammar: GrammarMatcher | None = None
+    """What the answer must be; of this one request."""
 
 
-def chosen_draft(options: RequestOptions, manifest: Manifest, memory: Memory | None) -> DraftInfo | None:
-    """The draft of a request, which earlier answers come before where it has a memory. None: it decodes plainly. Raises
-    `OptionError`."""
+def chosen_draft(
+    options: RequestOptions, manifest: Manifest, needs: Mapping[str, object | None]
+) -> DraftInfo | None:
+    """The draft of a request. `needs`: by draft of requests, what it proposes from; those that have it come before the
+    others. None: the request decodes plainly. Raises `OptionError`."""
     chosen = manifest.choose_draft(options.draft)
-    asked = chosen is not None and chosen.name.partition(SIGN)[0] == MEMORY
-    if memory is None:
-        if asked:
-            raise OptionError(
-                f"draft: {options.draft} proposes earlier answers; name their memory (`memory`)"
-            )
-        return chosen
+    asked = [] if chosen is None else [name for name in chosen.name.split(SIGN) if name in needs]
+    for name in asked:
+        if needs[name] is None:
+            raise OptionError(f"draft: {options.draft} proposes from the request's `{name}`; give that too")
     if asked or options.draft == "none":
         return chosen
-    if options.draft is None and chosen is not None and chosen.layer is not None:
-        chosen = None  # a default that nothing can be asked before
-    return before(manifest.drafts, MEMORY, chosen)
+    given = [name for name in needs if needs[name] is not None]
+    if chosen is not None and chosen.layer is not None:  # nothing can be asked before it
+        if "memory" not in given:
+            return chosen  # masks fit what it drafts to a grammar
+        chosen = None if options.draft is None else chosen
+    for name in reversed(given):
+        chosen = before(manifest.drafts, name, chosen)
+    return chosen
 
 
 def resolve(
@@ -74,9 +77,10 @@ def resolve(
     manifest: Manifest,
     controller: Callable[[str, float | None], DraftPolicy],
     memory: Memory | None = None,
+    grammar: GrammarMatcher | None = None,
 ) -> Settings:
     """Fill in what the manifest decides; `controller(learn, threshold)` gives the policy of a request that neither
-    fixes a length nor brings a policy; `memory` is the one that it named. Raises `OptionError` for a draft or a length that
+    fixes a length nor brings a policy; `memory` is the one that it named, `grammar` the one that it gave. Raises `OptionError` for a draft or a length that
     the bundle has not."""
     widest = manifest.widest_tree
     for name in ("draft_length", "draft_nodes"):
@@ -103,8 +107,10 @@ def resolve(
         "repetition_penalty": options.repetition_penalty,
         "reuse_prompt": options.reuse_prompt,
         "memory": memory,
+        "grammar": grammar,
     }
-    chosen = chosen_draft(options, manifest, memory) if options.speculative else None
+    needs = {name: request[name] for name in kinds_of_requests()}
+    chosen = chosen_draft(options, manifest, needs) if options.speculative else None
     if chosen is None or widest < 2:  # a pass of width 1 has none for a drafted token
         return Settings(**request)
     # At temperature 0 typical acceptance is greedy decoding.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..speedup.stats import Stats
@@ -18,6 +19,15 @@ class Result:
     tokens: list[int]
     finish_reason: str
     stats: Stats
+    parse: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+    """Of a request with a grammar: makes the value of a whole answer."""
+
+    @property
+    def parsed(self) -> Any:
+        """The value of an answer with a `schema`: what its JSON stands for, or an instance of the class of pydantic's that was
+        given; with another grammar the text. None without a grammar, and of an answer that was cut short: only the finish
+        reason eos makes it whole. Raises what validators of that class raise."""
+        return self.parse(self.text) if self.parse is not None and self.finish_reason == "eos" else None
 
     @property
     def lossy(self) -> str | None:
@@ -26,10 +36,13 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON object."""
+        parsed = self.parsed
+        dump = getattr(parsed, "model_dump", None)
         return {
             "text": self.text,
             "tokens": list(self.tokens),
             "finish_reason": self.finish_reason,
             "lossy": self.lossy,
+            **({} if self.parse is None else {"parsed": dump(mode="json") if dump else parsed}),
             "stats": self.stats.to_dict(),
         }

@@ -31,9 +31,10 @@ from .controller import make_controller
 from .conversation import Conversation
 from .deprecated_options import verify_width_of, warn, with_verify_width
 from .inputs import RequestInputs, in_colour_order, token_array
-from .options import GenerateOptions, RequestOptions, request_options
+from .options import GenerateOptions
 from .prefix_cache import CachedRequest
 from .request import Settings, resolve
+from .request_options import RequestOptions, grammar_of, request_options
 from .result import Result
 from .stream import Stream, run_alone
 from .widths import note_of, open_decoder, pads_up
@@ -361,7 +362,8 @@ class Session:
         memory = options.memory if isinstance(options.memory, Memory | None) else self.memory(options.memory)
         if memory is not None:
             memory.check(tokenizer_checksum(self.bundle.manifest))
-        return options, resolve(options, self.bundle.manifest, self._controller, memory)
+        grammar = grammar_of(options, self.bundle)
+        return options, resolve(options, self.bundle.manifest, self._controller, memory, grammar)
 
     def _delivery(self, streamed: bool) -> Delivery:
         return Delivery(time.perf_counter(), self._cancelled.is_set, streamed, self._unended)

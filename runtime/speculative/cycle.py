@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..common.errors import NumericsError
 from ..decoder.decoder import Decoder
 from ..decoder.logits import ArgmaxResult, TargetLogits, not_finite
 from ..decoder.token_tree import TokenTree
@@ -23,7 +22,7 @@ from ..policy.base import allot_batch
 from ..sampling.verify import Verdict, ranks
 from ..speedup.budget import NOTHING, Budget
 from .self_drafting import draft_on_trunk
-from .sequence import Sequence
+from .sequence import FAILURES, Sequence
 
 if TYPE_CHECKING:
     from ..policy.base import DraftPolicy
@@ -106,7 +105,7 @@ class Cycle:
         if sequence.error is None:
             try:
                 return sequence.judge(tree, logits, first)
-            except NumericsError as error:
+            except FAILURES as error:
                 sequence.fail(error)
         return NOT_JUDGED
 
@@ -194,6 +193,8 @@ class Cycle:
             given = [budgets[sequence.batch_index] for sequence in drafting]
             proposed = proposer.propose(drafting, given) if drafting else []
             for sequence, budget, tree in zip(drafting, given, proposed, strict=True):
+                if sequence.grammar is not None:
+                    tree = sequence.grammar.fit(tree, budget)
                 self._check(sequence, budget, tree)
                 trees[sequence.batch_index] = tree
         cut = draft_on_trunk(decoder, sequences, budgets, trees) if None in trees else None

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
-from ..common.errors import NumericsError
 from ..decoder.token_tree import TokenTree
 from ..speedup.budget import Budget
 from .early_stop import ending
-from .sequence import Sequence
+from .sequence import FAILURES, Sequence
 
 if TYPE_CHECKING:
     from ..decoder.decoder import Decoder
@@ -77,8 +76,8 @@ def draft_on_trunk(
                 sequence, chain = sequences[batch_index], chains[batch_index]
                 try:
                     token = proposer.choose(sequence, logits, batch_index, chain[1:])
-                except NumericsError as error:
-                    sequence.fail(error)
+                except FAILURES as error:
+                    sequence.end_draft(error)
                     drafting.discard(batch_index)
                     continue
                 chain.append(token)
@@ -103,8 +102,8 @@ def _one(
         logits = proposer.step_logits(step)
         try:
             token = proposer.choose(sequence, logits, 0, drafted)
-        except NumericsError as error:
-            sequence.fail(error)
+        except FAILURES as error:
+            sequence.end_draft(error)
             return sequence.drafted([pending, *drafted])  # all of it has passed
         drafted.append(token)
         tokens = [token]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..common.errors import NumericsError
+from ..common.errors import GrammarError, NumericsError
 from ..decoder.logits import ArgmaxResult, TargetLogits
 from ..decoder.token_tree import TokenTree
 from ..sampling.draft_sampling import DraftSampling
@@ -22,9 +22,14 @@ from ..speedup.stats import Stats
 if TYPE_CHECKING:
     from ..decoder.device.logits_processors import LogitsChanges
     from ..drafts.memory.answers import Memory
+    from ..grammars.matcher import GrammarMatcher
     from ..policy.base import DraftPolicy
     from ..sampling.logits_processors import Processors
     from .proposer import Proposer
+
+
+FAILURES = (NumericsError, GrammarError)
+"""What ends one sequence, and none of those that are decoded with it."""
 
 
 @dataclass
@@ -62,12 +67,14 @@ class Sequence:
     barred: frozenset[int] = frozenset()
     memory: Memory | None = None
     """Earlier answers, for a draft that proposes how they went on."""
+    grammar: GrammarMatcher | None = None
+    """What the answer must be; `processors` mask by it."""
     batch_index: int = 0
     tokens: list[int] = field(default_factory=list)
     """Emitted so far; the last one is pending: not in the cache yet."""
     finish_reason: str | None = None
-    error: NumericsError | None = None
-    """Why it ended without a result: a graph gave numbers of its own that are not finite."""
+    error: NumericsError | GrammarError | None = None
+    """Why it ended without a result: a graph gave numbers of its own that are not finite, or the grammar led nowhere."""
 
     @property
     def takes_the_best(self) -> bool:
@@ -93,9 +100,15 @@ class Sequence:
         """End after the token just emitted, whatever else ends there."""
         self.finish_reason = reason
 
-    def fail(self, error: NumericsError) -> None:
+    def fail(self, error: NumericsError | GrammarError) -> None:
         """End without a result; the others of the batch go on."""
         self.error, self.finish_reason = error, "error"
+
+    def end_draft(self, error: NumericsError | GrammarError) -> None:
+        """Drafting came to no token. Numbers that are not finite end the request; where the grammar gives up, the target may
+        never go."""
+        if isinstance(error, NumericsError):
+            self.fail(error)
 
     def interrupted(self) -> bool:
         """Ask between cycles: cancelled, or past the deadline; sets `finish_reason`."""
@@ -140,7 +153,7 @@ class Sequence:
     def choose(self, logits: TargetLogits, logits_index: int, after: list[int]) -> int:
         """The token that follows the emitted tokens and `after`, from the logits at `logits_index`.
 
-        Raises `NumericsError` for logits that are not finite.
+        Raises `NumericsError` for logits that are not finite, `GrammarError` where no token may follow.
         """
         if self.processors is None and self.sampling.temperature == 0:
             return logits.best(logits_index)
@@ -231,7 +244,7 @@ class Sequence:
     def distribution(self, logits: TargetLogits, logits_index: int, after: Items[int]) -> np.ndarray:
         """p of the token after the emitted ones and `after`: float64 [V], from the logits at `logits_index`.
 
-        Raises `NumericsError` for logits that are not finite.
+        Raises `NumericsError` for logits that are not finite, `GrammarError` where no token may follow.
         """
         return self.sampling.probabilities(self._logits(logits, logits_index, after))
 

@@ -46,6 +46,13 @@ def test_greedy_equals_generate(rigs: Callable, family: str, engine: str, draft:
     lossless.greedy(rig, draft, **GRID.get(engine, CORNERS))
 
 
+@each_value(there, family=FAMILIES, engine=ENGINES, draft=lossless.GRAMMAR_DRAFTS, together=(1, 3))
+def test_a_grammar_bars_the_same_tokens_with_every_draft(
+    rigs: Callable, family: str, engine: str, draft: str, together: int
+) -> None:
+    lossless.in_a_grammar(rigs(lossless.bundle_of(family, draft), engine), draft, together)
+
+
 @each_value(there, family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)
 def test_end_token(rigs: Callable, family: str, engine: str, draft: str) -> None:
     some = engine == "onnxruntime"

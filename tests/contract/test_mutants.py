@@ -28,7 +28,7 @@ from vlmexport.runtime.engines import kv_append
 from vlmexport.runtime.speculative import cycle, sequence
 
 from tests.support import attending_mutants as attending
-from tests.support import attending_rows, lossless
+from tests.support import attending_rows, grammars, lossless
 from tests.support import cuda_mutants as provider
 from tests.support import device_mutants as device
 from tests.support import eagle3_mutants as eagle3
@@ -393,6 +393,12 @@ def generation(draft: str, *lengths: int, engine: str = "onnxruntime") -> Guard:
 
 
 @functools.cache
+def in_a_grammar(draft: str) -> Guard:
+    """Whole generations that a grammar masks."""
+    return lambda rigs, family: lossless.in_a_grammar(rigs(family, "onnxruntime"), draft, 3)
+
+
+@functools.cache
 def on_plans(name: str) -> Guard:
     """A row of the contract table, on the engine that runs TensorRT plans."""
     return lambda rigs, family: ROWS[name](lambda bundle: rigs(bundle, "tensorrt"), family)
@@ -620,6 +626,17 @@ MUTANTS = {
     ),
     "remembered answers unverified": Mutant(
         memories.unverified, {"generation": generation("memory", 5), "foreign ids": memories.foreign_ids}
+    ),
+    "masked one token late": Mutant(
+        grammars.masked_one_token_late,
+        {"drafted": in_a_grammar("grammar")},
+        ("t5", "llama"),
+    ),
+    "forced tokens unverified": Mutant(
+        grammars.forced_tokens_unverified, {"forced": in_a_grammar("grammar")}, ("t5", "llama")
+    ),
+    "masks of the cycle before": Mutant(
+        grammars.masks_of_the_cycle_before, {"plain": in_a_grammar("plain")}, ("t5", "llama")
     ),
     "drafts one slot late": Mutant(
         skipped.drafts_one_slot_late, {"draft and verify": table("draft_and_verify")}, ("t5", "llama")

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from vlmexport.runtime import drafts as proposers
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.common.errors import NumericsError
+from vlmexport.runtime.common.errors import GrammarError, NumericsError
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.adversarial import AdversarialProposer
 from vlmexport.runtime.drafts.combined import FallbackProposer
 from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
 from vlmexport.runtime.engines.base import DTYPES
+from vlmexport.runtime.grammars.matcher import GrammarMatcher
 from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.sampling.logits_processors import Processors
 from vlmexport.runtime.sampling.sampler import Sampling, counter_uniform, draw
@@ -26,6 +27,7 @@ from vlmexport.runtime.speculative.sequence import Sequence, SequenceLimits
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.stats import Stats
 
+from tests.support import grammars
 from tests.support.oracle import NEVER, Request
 from tests.support.remembering import Remembering, edited, remembered, wrong_token
 from tests.support.rig import Rig
@@ -160,6 +162,17 @@ def _remembering(second: str | None = None) -> Callable[[Rig, Items[int]], Any]:
     return make
 
 
+def _bundled_for_requests(name: str) -> Callable[[Rig, Items[int]], Any]:
+    """A draft that no bundle lists."""
+
+    def make(rig: Rig, truth: Items[int]) -> Any:
+        draft = rig.manifest.choose_draft(name)
+        assert draft is not None and draft.name == name
+        return proposers.create(draft, rig.decoder)
+
+    return make
+
+
 def _branching(tree: bool) -> Callable[[Rig, Items[int]], Any]:
     """Medusa with room for branches: of the bundle's tree, or of the likeliest paths by its own probabilities."""
 
@@ -289,7 +302,7 @@ class Run:
     tokens: tuple[int, ...]
     reason: str
     stats: Stats
-    error: NumericsError | None = None
+    error: NumericsError | GrammarError | None = None
 
 
 def generate(
@@ -321,6 +334,7 @@ class Ask:
     """The consumer ends the request at this token, as a stop string does."""
     asked: GenerationInfo | None = None
     """What a model's configuration asks of decoding."""
+    grammar: GrammarMatcher | None = None
 
 
 def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
@@ -337,8 +351,8 @@ def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
                 nodes = getattr(ask.proposer, "nodes", None) if ask.nodes is None else ask.nodes
                 policy = FixedLength(ask.length, ask.threshold, nodes)
             first, processors = rig.first_ids(ask.request), None
-            if ask.asked is not None:
-                processors = Processors.from_info(ask.asked, ask.eos, first)
+            if ask.asked is not None or ask.grammar is not None:
+                processors = Processors.from_info(ask.asked or GenerationInfo(), ask.eos, first, ask.grammar)
             sequence = Sequence(
                 first,
                 SequenceLimits(ask.limit, ask.eos),
@@ -347,6 +361,7 @@ def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
                 ask.proposer,
                 policy,
                 processors,
+                grammar=ask.grammar,
             )
             rows = rig.join(ask.request, sequence)
             if ask.proposer is not None:
@@ -406,6 +421,61 @@ def greedy(rig: Rig, draft: str, seeds: Items[int], lengths: Items[int], limits:
                     assert run.stats.accepted == run.stats.proposed, "a perfect draft was rejected"
                 if draft == "always-wrong":
                     assert run.stats.accepted == 0
+
+
+GRAMMAR_DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
+    **DRAFTS,
+    "plain": lambda rig, truth: None,
+    "grammar": _bundled_for_requests("grammar"),
+    "grammar+prompt-lookup": _bundled_for_requests("grammar+prompt-lookup"),
+    "grammar+medusa": _bundled_for_requests("grammar+medusa"),
+    "grammar+eagle": _bundled_for_requests("grammar+eagle"),
+    "memory+grammar": _remembering("grammar"),
+    "memory+grammar+medusa": _remembering("grammar+medusa"),
+    "drawn": lambda rig, truth: Drawn(rig, None, lambda i: rig.manifest.text.vocab_size),
+}
+"""What proposes to a request with a grammar."""
+
+
+def in_a_grammar(rig: Rig, draft: str, together: int) -> None:
+    """Equal to the likeliest allowed token after token; at a temperature to plain decoding of the same seed, and within the
+    grammar."""
+    vocabulary = rig.manifest.text.vocab_size
+    asked, wanted = [], []
+    for number in range(together + 2):
+        request, limit = rig.request(60 + number, 1 + 3 * number % 17), (60, 60, 9)[number % 3]
+        sampling = Sampling(temperature=1.5, seed=number) if number % 4 == 3 else Sampling()
+        want = grammars.greedy(rig.oracle, request, limit)
+        if not sampling.greedy and draft != "drawn":
+            ask = Ask(
+                request, limit, eos=(grammars.END,), sampling=sampling, grammar=grammars.matcher(vocabulary)
+            )
+            want = generate_batch(rig, [ask])[0].tokens
+        proposer = GRAMMAR_DRAFTS[draft](rig, want)
+        length = 0 if proposer is None else LENGTHS[number % 5 + 1]
+        asked.append(
+            Ask(
+                request,
+                limit,
+                proposer,
+                length,
+                (grammars.END,),
+                sampling,
+                grammar=grammars.matcher(vocabulary),
+            )
+        )
+        wanted.append(want)
+    runs = generate_batch(rig, asked, together)
+    for number, (run, want) in enumerate(zip(runs, wanted, strict=True)):
+        assert run.error is None, f"{draft}, request {number}: {run.error}"
+        if draft != "drawn" or asked[number].sampling.greedy:
+            assert run.tokens == want, f"{draft}, request {number}: {run.tokens}, wanted {want}"
+        assert run.reason == ("eos" if run.tokens[-1] == grammars.END else "length")
+        for at, token in enumerate(run.tokens):
+            assert grammars.allowed(run.tokens[:at], vocabulary)[token]
+    assert any(run.reason == "eos" for run in runs)
+    if draft.startswith(("grammar", "memory+grammar")):
+        assert sum(run.stats.accepted for run in runs) > 0
 
 
 def early_end(rig: Rig, draft: str, seed: int, lengths: Items[int], places: Items[int]) -> None:

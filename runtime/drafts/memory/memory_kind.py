@@ -27,4 +27,4 @@ def _propose_first(draft: DraftInfo, decoder: Decoder) -> Proposer:
     return MemoryProposer(draft, decoder, SHORTEST_FIRST)
 
 
-KIND = DraftKind("memory", _propose, propose_first=_propose_first, of_requests=True)
+KIND = DraftKind("memory", _propose, propose_first=_propose_first, of_requests=1)

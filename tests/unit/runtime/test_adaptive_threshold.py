@@ -9,8 +9,8 @@ from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.policy.confidence import AdaptiveThreshold, Threshold, updated
 from vlmexport.runtime.sampling.verify import Verdict
-from vlmexport.runtime.session.options import RequestOptions
 from vlmexport.runtime.session.request import resolve
+from vlmexport.runtime.session.request_options import RequestOptions
 from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speedup.budget import Budget
 

@@ -249,7 +249,7 @@ def test_a_memory_comes_before_the_bundles_draft_where_it_can(tiny_bundle: Calla
         own = next(name for name in names if name.startswith("early-exit"))
         with pytest.raises(OptionError, match=rf"memory: {own} drafts on the target's own layers"):
             session.generate_tokens([5, 6], draft=own, **options)
-        with pytest.raises(OptionError, match="name their memory"):
+        with pytest.raises(OptionError, match="proposes from the request's `memory`"):
             session.generate_tokens([5, 6], draft="memory")
         with pytest.raises(OptionError, match="the bundle has no 'memory\\+nothing'"):
             session.generate_tokens([5, 6], draft="memory+nothing", **options)
@@ -315,7 +315,7 @@ def test_run_keeps_answers_in_a_file(
     assert main([*line, "--memory", str(tmp_path / "none" / "file")]) == 2
     assert "does not exist" in capsys.readouterr().err
     assert main(line) == 2
-    assert "name their memory" in capsys.readouterr().err
+    assert "proposes from the request's `memory`" in capsys.readouterr().err
 
 
 def test_a_conversation_may_have_a_memory(tiny_bundle: Callable[[str], Any]) -> None:

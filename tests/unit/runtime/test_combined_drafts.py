@@ -149,8 +149,9 @@ def test_combined_draft_costs_its_second_draft() -> None:
     behind = ("prompt-lookup", "heads", "prompt-lookup+heads")
     assert set(more.drafts) - set(table.drafts) == {
         "prompt-lookup+heads",
-        *(f"memory+{name}" for name in behind),
+        *(f"{first}+{name}" for first in ("memory", "grammar", "memory+grammar") for name in behind),
     }
+    assert more.cycle_seconds("memory+grammar+heads", 3) == table.cycle_seconds("heads", 3)
     assert more.cycle_seconds("memory+prompt-lookup+heads", 3) == table.cycle_seconds("heads", 3)
     assert more.cycle_seconds("memory", 3) == table.cycle_seconds("prompt-lookup", 3)
     assert more.cycle_seconds("prompt-lookup+heads", 3) == table.cycle_seconds("heads", 3)

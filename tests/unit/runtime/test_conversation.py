@@ -16,8 +16,8 @@ from vlmexport.runtime.common.errors import ImageError, OptionError, PromptError
 from vlmexport.runtime.families.base import Prepared, View
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.session.inputs import RequestInputs
-from vlmexport.runtime.session.options import RequestOptions
 from vlmexport.runtime.session.prefix_cache import common_length, snapshot
+from vlmexport.runtime.session.request_options import RequestOptions
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle

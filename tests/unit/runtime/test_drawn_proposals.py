@@ -10,8 +10,8 @@ import pytest
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.sampling.draft_sampling import DraftSampling
 from vlmexport.runtime.sampling.sampler import Sampling
-from vlmexport.runtime.session.options import RequestOptions, request_options
 from vlmexport.runtime.session.request import resolve
+from vlmexport.runtime.session.request_options import RequestOptions, request_options
 from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speedup.stats import Stats
 

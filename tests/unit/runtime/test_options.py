@@ -20,7 +20,8 @@ from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.common.options import Integer, check_options, declared_options, json_schema
 from vlmexport.runtime.policy.logistic import LogisticLength
 from vlmexport.runtime.session.conversation import Conversation
-from vlmexport.runtime.session.options import GenerateOptions, RequestOptions, request_options
+from vlmexport.runtime.session.options import GenerateOptions
+from vlmexport.runtime.session.request_options import RequestOptions, request_options
 
 
 class MoreOptions(GenerateOptions, total=False):

@@ -32,8 +32,8 @@ from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
 from vlmexport.runtime.measure.forced_acceptance import forced_acceptance
-from vlmexport.runtime.session.options import RequestOptions
 from vlmexport.runtime.session.request import resolve
+from vlmexport.runtime.session.request_options import RequestOptions
 from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speculative.proposer import Proposer
 from vlmexport.runtime.speculative.sequence import Sequence

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.session.options import RequestOptions
+from vlmexport.runtime.session.request_options import RequestOptions
 from vlmexport.runtime.text import stop
 from vlmexport.runtime.text.stop import LONGEST, StopStrings
 

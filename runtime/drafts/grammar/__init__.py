@@ -1,0 +1,1 @@
+"""What a grammar leaves no choice about is proposed."""
