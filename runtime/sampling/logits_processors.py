@@ -53,7 +53,7 @@ class Processors:
         # One with a negative number never comes anyway.
         several = [word for word in words if len(word) > 1 and min(word) >= 0]
         self._words = [(word[:-1], word[-1]) for word in several]
-        self._grammar = grammar
+        self.grammar = grammar
         self._history: list[int] = []
         self._distinct: set[int] = set()
         self._ids = np.empty(0, np.int64)
@@ -91,7 +91,7 @@ class Processors:
         """Whether no later logits can be changed (the tokens suppressed at the beginning are past, say)."""
         length = len(self._history)
         lasting = (
-            self._grammar is not None
+            self.grammar is not None
             or self._penalised
             or self._size > 0
             or self._always.size > 0
@@ -110,8 +110,8 @@ class Processors:
         """Append emitted tokens to the history."""
         emitted = [int(token) for token in tokens]
         self._history += emitted
-        if self._grammar is not None:
-            self._grammar.extend(emitted)
+        if self.grammar is not None:
+            self.grammar.extend(emitted)
 
     def apply(self, logits: np.ndarray, path: Sequence[int] = ()) -> np.ndarray:
         """Logits float32 [V] of the token after the history and `path`, from the model's logits [V] (not modified).
@@ -127,7 +127,7 @@ class Processors:
             self._penalise(out, path)
         for banned in self._banned(path, length):
             out[_inside(banned, out.size)] = -np.inf
-        barred = None if self._grammar is None else self._grammar.barred(path, out.size)
+        barred = None if self.grammar is None else self.grammar.barred(path, out.size)
         if barred is not None:
             np.copyto(out, -np.inf, where=barred)
             if out.max() == -np.inf:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,25 @@ def _compiled(vocabulary: int) -> tuple[Any, Any]:
     )
     source = "start: " + " | ".join(map(json.dumps, CHOICES))
     return llguidance.LLMatcher(backend, source, log_level=0), SimpleNamespace(backend=backend)
+
+
+def of_letters(vocabulary: int, pattern: str) -> Callable[[], GrammarMatcher]:
+    """States at the beginning, over a vocabulary whose token 0 ends and whose others are a, b, …: what matches a pattern."""
+
+    class Letters:
+        eos_token_id, bos_token_id, special_token_ids = 0, None, (0,)
+        tokens = (b"<end>", *(bytes([96 + token]) for token in range(1, vocabulary)))
+
+        def __call__(self, text: bytes) -> list[int]:
+            return [self.tokens.index(bytes([letter])) for letter in text if bytes([letter]) in self.tokens]
+
+    backend = llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(Letters()), n_vocab=vocabulary, eos_token=[0]
+    )
+    compiled = llguidance.LLMatcher(backend, llguidance.LLMatcher.grammar_from_regex(pattern), log_level=0)
+    assert not compiled.is_error()
+    tokens: Any = SimpleNamespace(backend=backend)
+    return lambda: GrammarMatcher(lambda again: compiled.deep_copy(), tokens)
 
 
 def matcher(vocabulary: int) -> GrammarMatcher:

@@ -12,6 +12,7 @@ import numpy as np
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
+from vlmexport.runtime.grammars.matcher import GrammarMatcher
 from vlmexport.runtime.policy.adaptive import Adaptive
 from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.sampling import sampler as sampling_module
@@ -210,11 +211,16 @@ class Toy:
     limit: int
     eos: tuple[int, ...] = ()
     generation: GenerationInfo | None = None
+    grammar: Callable[[], GrammarMatcher] | None = None
     stats: list[Stats] = field(default_factory=list)
     """Of every request that ran."""
 
     def processors(self) -> Processors | None:
-        return None if self.generation is None else Processors.from_info(self.generation, self.eos, PROMPT)
+        """Of one request."""
+        if self.generation is None and self.grammar is None:
+            return None
+        grammar = None if self.grammar is None else self.grammar()
+        return Processors.from_info(self.generation or GenerationInfo(), self.eos, PROMPT, grammar)
 
     def heads(self, row: np.ndarray) -> np.ndarray:
         """Two heads: the draft's law where the pending token is its best, then a law of the row alone."""
@@ -227,10 +233,10 @@ class Toy:
     def run(self, case: Case, sampling: Sampling | None = None) -> tuple[int, ...]:
         """The tokens of one request, through the cycle."""
         decoder = self.decoder()
-        proposer = case.proposer(decoder, self.draft)
+        proposer, processors = case.proposer(decoder, self.draft), self.processors()
         request = started(
             SequenceLimits(self.limit, self.eos), proposer, case.policy(), sampling=sampling or self.sampling,
-            processors=self.processors(), **case.options(),
+            processors=processors, grammar=None if processors is None else processors.grammar, **case.options(),
         )  # fmt: skip
         if proposer.needs_prompt_hidden:
             begin_with(proposer, decoder, request)  # type: ignore[arg-type]

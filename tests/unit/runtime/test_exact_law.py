@@ -9,20 +9,24 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.grammar.forced import ForcedTokens
+from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.sampling import sampler
 from vlmexport.runtime.sampling.sampler import Sampling
 from vlmexport.runtime.sampling.verify import verify_sampled
 from vlmexport.runtime.speedup.stats import Stats
 
+from tests.support import grammars
 from tests.support.outcomes import exact_law
 from tests.support.pairs import each_value
-from tests.support.toy_drafts import DRAFTS, Toy, law_of_last_two
+from tests.support.toy_drafts import DRAFTS, Case, Toy, law_of_last_two
 from tests.support.wrong_laws import MUTANTS, left_over_uniforms
 
 SAMPLINGS = {
@@ -73,6 +77,18 @@ def test_penalties_do_not_change_the_law(draft: str, penalties: str) -> None:
     found, wanted = exact_law(lambda: given.run(DRAFTS[draft])), given.plain_law()
     assert distance(found, wanted) < 1e-14
     assert distance(wanted, toy("temperature", vocabulary=4, limit=3).plain_law()) > 1e-3, "they do something"
+
+
+@pytest.mark.parametrize("draft", ["chain", "tree", "on-trunk", "heads, tree", "drawn", "memory", "grammar"])
+def test_a_grammar_leaves_the_law_of_masked_decoding(draft: str) -> None:
+    given = replace(
+        toy("temperature", vocabulary=4, limit=4), grammar=grammars.of_letters(4, "((a|b)c(ab|b)?|ccb)a?")
+    )
+    case = Case(lambda decoder, law: ForcedTokens("grammar"), lambda: FixedLength(2))
+    found = exact_law(lambda: given.run(case if draft == "grammar" else DRAFTS[draft]))
+    wanted = given.plain_law()
+    assert distance(found, wanted) < 1e-14 and len(wanted) > 5
+    assert distance(wanted, toy("temperature", vocabulary=4, limit=4).plain_law()) > 1e-3, "it does something"
 
 
 @pytest.mark.parametrize("draft", ["tree", "drawn"])
