@@ -44,7 +44,7 @@ def main() -> None:
     from vlmexport.runtime import Session
 
     rows: list[dict[str, float]] = []
-    with Session.load(options.bundle, max_batch=options.batch) as session:
+    with Session.load(options.bundle, max_batch=options.batch, picture_cache=0) as session:
         asked = requests(session.bundle.manifest, options.batch, options.tokens)
         one = session.generate(**asked[0])
         session.generate_batch(asked)

@@ -46,7 +46,7 @@ def times(
         arms: dict[tuple[str, str, bool], Measure] = {}
         opened: dict[str, Session] = {}
         for name, (path, heads) in bundles.items():
-            session = opened[name] = stack.enter_context(Session.load(path, max_batch=BATCH))
+            session = opened[name] = stack.enter_context(Session.load(path, max_batch=BATCH, picture_cache=0))
             for drafted in (False, True):
                 how: dict[str, Any] = (
                     {"draft": "medusa", "draft_length": heads} if drafted else {"draft": "none"}

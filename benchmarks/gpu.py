@@ -137,7 +137,7 @@ def measure(
     """Figures of one bundle on one engine. Each draft at its own acceptance, at each of `acceptances` and at `accepted` tokens
     per cycle; forced ones with chains of `length`. `bandwidth` in bytes per second; `budget`: seconds for T(q)."""
     forced = [*acceptances, *(acceptance_for(each, length) for each in accepted)]
-    with Session.load(bundle, device=device) as session:
+    with Session.load(bundle, device=device, picture_cache=0) as session:
         manifest = session.bundle.manifest
         picture = None if manifest.image is None else synthetic_image(*SIDES)
         table = timed_passes(session, budget)

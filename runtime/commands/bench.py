@@ -149,7 +149,11 @@ def bench(
     begin = time.perf_counter()
     with (
         Session.load(
-            opened, engine.device, threads=engine.threads, kernel_cache=engine.kernel_cache
+            opened,
+            engine.device,
+            threads=engine.threads,
+            kernel_cache=engine.kernel_cache,
+            picture_cache=0,  # a repeat is a whole request
         ) as session,
         showing(output.json) as progress,
         forced_acceptance(session, deprecated.force_acceptance),
@@ -177,7 +181,9 @@ def of_arms(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    flags = with_flags(bench, {"max_new_tokens": {"default": 96}}, without=("deadline", "plain_text", "stop"))
+    flags = with_flags(
+        bench, {"max_new_tokens": {"default": 96}}, without=("deadline", "plain_text", "similar", "stop")
+    )
     app.command("bench", epilog=WORDS)(flags)
 
 

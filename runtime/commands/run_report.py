@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ..session.session import Result
     from ..speedup.stats import Stats
 
+LOSSY = {"similar": "a similar picture", "typical": "typical acceptance"}
+"""`Result.lossy` in words."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
@@ -125,12 +128,21 @@ def summary(result: Result) -> str:
     reused = (
         f", {stats.reused_tokens} of {stats.prompt_tokens} prompt tokens kept" if stats.reused_tokens else ""
     )
+    if stats.reused_pictures:
+        reused += (
+            f", {stats.reused_pictures} {'picture' if stats.reused_pictures == 1 else 'pictures'} seen before"
+        )
     rate = "" if stats.tokens_per_second is None else f", {stats.tokens_per_second:.1f} tokens/s"
+    lossy = (
+        ""
+        if result.lossy is None
+        else f"; LOSSY ({', '.join(LOSSY[way] for way in result.lossy.split(', '))})"
+    )
     line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason}){reused}"
     if not stats.proposed:
-        return f"{line}; plain decoding"
+        return f"{line}; plain decoding{lossy}"
     length = "as many tokens a pass as pay"
     if stats.draft_length is not None:
         length = f"{stats.draft_length} tokens a pass"
     line += f"; {stats_line(stats)}; draft {stats.draft}, {length}"
-    return line if result.lossy is None else f"{line}; LOSSY ({result.lossy} acceptance)"
+    return line + lossy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 Prompt: TypeAlias = "str | bytes | list[dict[str, Any]] | None"
 """A prompt: text (UTF-8 when bytes), chat messages, or None for the bundle's default."""
+
+THUMBNAIL = 32
+"""Pixels of a thumbnail's side."""
+BOX = 4
+"""Pillow's `Resampling.BOX`: a text model needs no Pillow."""
 
 
 class RawPrompt(str):
@@ -41,6 +46,8 @@ class View:
     | `layout` | what the family gives its embeddings positions by |
     | `encoded` | float [num_embeds, E] once the tower has run |
     | `model` | fingerprint of the model that encoded it |
+    | `picture` | the decoded picture, a PIL image of mode RGB, until it is encoded; None of a video |
+    | `similar` | True where it stands for a picture that differs from it a little |
     """
 
     kind: str
@@ -50,6 +57,8 @@ class View:
     encoded: np.ndarray | None = None
     model: str | None = None
     frames: int = 1
+    picture: Any = None
+    similar: bool = False
 
     @functools.cached_property
     def runs(self) -> tuple[Mapping[str, np.ndarray], ...]:
@@ -58,17 +67,36 @@ class View:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Of what the tower sees: equal for equal pictures."""
-        hasher = blake2b(repr((self.kind, self.num_embeds, self.layout)).encode(), digest_size=16)
+        """Of the decoded pixels, of a video of what the tower sees: equal for equal pictures."""
+        hasher = sha256(repr((self.kind, self.num_embeds, self.layout)).encode())
+        if self.picture is not None:  # before it is resized, which takes longer
+            hasher.update(repr(self.picture.size).encode() + self.picture.tobytes())
+            return hasher.digest()
         for run in self.runs:
             for name, values in sorted(run.items()):
                 hasher.update(f"{name}{values.dtype}{values.shape}".encode())
                 hasher.update(np.ascontiguousarray(values).data)
         return hasher.digest()
 
+    @functools.cached_property
+    def thumbnail(self) -> np.ndarray | None:
+        """uint8 [32, 32, 3] of a picture, each pixel the mean of a part of it; None of a video."""
+        if self.picture is None:
+            return None
+        small = self.picture.resize((THUMBNAIL, THUMBNAIL), BOX)
+        return np.frombuffer(small.tobytes(), np.uint8).reshape(THUMBNAIL, THUMBNAIL, 3)
+
     def with_image_embeds(self, image_embeds: np.ndarray, model: str) -> View:
         """The same once `model` has made `image_embeds` of it; its pixels are let go."""
-        view = replace(self, read=tuple, encoded=image_embeds, model=model)
+        view = replace(self, read=tuple, encoded=image_embeds, model=model, picture=None)
+        view.__dict__["digest"] = self.digest
+        if "thumbnail" in self.__dict__:
+            view.__dict__["thumbnail"] = self.thumbnail
+        return view
+
+    def for_another(self) -> View:
+        """The same encoded picture, marked as standing for one that differs from it."""
+        view = replace(self, similar=True)
         view.__dict__["digest"] = self.digest
         return view
 

@@ -17,7 +17,9 @@ def fixed_view(bundle: Source, image: Any, lacking: BundleError) -> View:
     if settings is None or not num_embeds:
         raise lacking
     loaded = load_image(image)
-    return View("image", num_embeds, lambda: ({"pixel_values": preprocess(loaded, settings)},))
+    return View(
+        "image", num_embeds, lambda: ({"pixel_values": preprocess(loaded, settings)},), picture=loaded
+    )
 
 
 def incomplete(family: str, *fields: str) -> BundleError:

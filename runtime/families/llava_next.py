@@ -32,4 +32,4 @@ class LlavaNext(Llava):
         def read() -> tuple[dict[str, np.ndarray], ...]:
             return ({"pixel_values": preprocess(loaded, settings), "row_index": index},)
 
-        return View("image", len(index), read)
+        return View("image", len(index), read, picture=loaded)

@@ -45,7 +45,7 @@ class Qwen25VL:
             frames = np.repeat(resized(loaded, size, settings), grid.temporal_patch_size, 0)
             return (windows(patchified(frames, grid), down, across, grid),)
 
-        return View("image", down * across, read, (1, down, across, 1.0))
+        return View("image", down * across, read, (1, down, across, 1.0), picture=loaded)
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Text becomes one user message behind its pictures, a list is a whole conversation; `RawPrompt`, and text where

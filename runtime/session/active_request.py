@@ -17,8 +17,9 @@ from ..sampling.draft_sampling import DraftSampling
 from ..sampling.logits_processors import Processors
 from ..speculative.proposer import Picture
 from ..speculative.sequence import Sequence, SequenceLimits
-from ..speedup.stats import Stats
+from ..speedup.stats import Stats, lossy_ways
 from ..text.incremental import IncrementalDetokenizer
+from .picture_cache import PictureCache
 from .result import Result
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Delivery:
     streamed: bool = True
     unended: list[ActiveRequest] = field(default_factory=list)
     """Holds it for as long as its draft knows it."""
+    pictures: PictureCache = field(default_factory=lambda: PictureCache(0))
+    """What the tower has seen."""
 
 
 class ActiveRequest:
@@ -77,7 +80,13 @@ class ActiveRequest:
                 draft=None if settings.draft is None else settings.draft.name,
                 draft_length=settings.draft_length,
                 forced=settings.forced is not None,
-                lossy=None if settings.typical is None else "typical",
+                similar_pictures=sum(view.similar for view in prepared.views),
+                lossy=lossy_ways(
+                    [
+                        *(["typical"] if settings.typical is not None else []),
+                        *("similar" for view in prepared.views if view.similar),
+                    ]
+                ),
             ),
             settings.sampling,
             proposer,
@@ -94,7 +103,7 @@ class ActiveRequest:
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
         # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
         self._push = self._text.push if delivery.streamed or settings.stop else self._text.hold
-        self._unended = delivery.unended
+        self._unended, self._pictures = delivery.unended, delivery.pictures
         self._unended.append(self)
         try:
             self._first = self._prefill(prepared, reused)
@@ -158,7 +167,9 @@ class ActiveRequest:
         if len(ids) == 0:
             raise PromptError("the prompt is empty; give at least one token")
         start = time.perf_counter()
-        batch_index = decoder.resume(reused) if reused else decoder.add()
+        crosses, seen = manifest.decoder.cross_attention, self._pictures.encoded
+        # Of an encoder-decoder all of the prompt is kept or nothing, and nothing of the decoder's own slots.
+        batch_index = decoder.resume(0 if crosses else reused) if reused else decoder.add()
         views, image_positions = prepared.views, prepared.image_positions
         if reused and image_positions is not None:
             ends = np.cumsum([view.num_embeds for view in views])
@@ -166,20 +177,23 @@ class ActiveRequest:
                 view for view, end in zip(views, ends, strict=True) if end > np.sum(image_positions < reused)
             ]
             image_positions = image_positions[image_positions >= reused] - reused
-        image_embeds = image_embeds_of(decoder, views) if views else None
+        image_embeds = self._pictures.image_embeds_of(decoder, views) if views else None
+        sequence.stats.reused_pictures = len(prepared.views) - (self._pictures.encoded - seen)
         vision = time.perf_counter()
         seconds.vision = vision - start
-        hidden_states = decoder.embed(ids[reused:], image_embeds, image_positions)
-        if manifest.decoder.cross_attention:
-            decoder.encode(batch_index, hidden_states)
+        if crosses:
+            if not reused:
+                decoder.encode(batch_index, decoder.embed(ids, image_embeds, image_positions))
             ids = decoder_ids(manifest, prepared)
             hidden_states = decoder.embed(ids)
         elif len(ids) > decoder.max_length:
             raise PromptError(
                 f"the prompt takes {len(ids)} positions, the session holds {decoder.max_length}"
             )
-        elif prepared.image_positions is not None:
-            sequence.barred = frozenset(ids[prepared.image_positions].tolist())
+        else:
+            hidden_states = decoder.embed(ids[reused:], image_embeds, image_positions)
+            if prepared.image_positions is not None:
+                sequence.barred = frozenset(ids[prepared.image_positions].tolist())
         sequence.prompt_ids = ids.tolist()
         sequence.processors = Processors.from_info(
             self._generation, manifest.text.eos_token_ids, sequence.prompt_ids, sequence.grammar
@@ -216,12 +230,6 @@ def pictures_of(
         )
         done += view.num_embeds
     return pictures
-
-
-def image_embeds_of(decoder: Decoder, views: Iterable[View]) -> np.ndarray:
-    """Rows [n, E] of pictures, in order; the vision tower runs for those that nobody encoded."""
-    embeds = [decoder.image_embeds(view.runs) if view.encoded is None else view.encoded for view in views]
-    return embeds[0] if len(embeds) == 1 else np.concatenate(embeds)
 
 
 def decoder_ids(manifest: Manifest, prepared: Prepared) -> np.ndarray:

@@ -54,7 +54,11 @@ class Conversation:
             raise PromptError(f"a turn is text, not {type(prompt).__name__}")
         media, _ = RequestInputs.of(image, None, images, video)
         channels = options.pop("channels", "rgb")
-        views = [each if isinstance(each, View) else self._session.encode(each, channels) for each in media]
+        similar = options.get("similar")
+        views = [
+            each if isinstance(each, View) else self._session.encode(each, channels, similar)
+            for each in media
+        ]
         turn = self._turn("user", prompt, views)
         options["reuse_prompt"] = True
         result = self._session.generate(

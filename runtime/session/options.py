@@ -139,6 +139,14 @@ class GenerateOptions(TypedDict, total=False):
             help="Keep the prompt's cache for the next request, and use the last one's.",
         ),
     ]
+    similar: Annotated[
+        float | None,
+        Number(
+            high=255, group="Input", expert=True, metavar="X",
+            help="Let the embeddings of an earlier picture stand for one that differs by at most X of 255 in each of 8 x 8 "
+            "parts. Then the text is NOT the model's for this picture.",
+        ),
+    ]  # fmt: skip
     temperature: Annotated[
         float, Number(default=0.0, group="Sampling", metavar="T", help="0 takes the likeliest token.")
     ]

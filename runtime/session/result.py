@@ -31,7 +31,8 @@ class Result:
 
     @property
     def lossy(self) -> str | None:
-        """ "typical" where drafts were accepted that way: the text is then not distributed as the model's. Else None."""
+        """ "typical" where drafts were accepted that way: the text is then not distributed as the model's. "similar" where a
+        picture stands for another. "similar, typical" for both. Else None."""
         return self.stats.lossy
 
     def to_dict(self) -> dict[str, Any]:

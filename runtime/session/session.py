@@ -25,14 +25,16 @@ from ..families.base import View
 from ..families.plain import PlainText
 from ..policy.base import DraftPolicy
 from ..speculative.proposer import Proposer
-from .active_request import ActiveRequest, Delivery, image_embeds_of
+from .active_request import ActiveRequest, Delivery
 from .batch import WaitingRequest, check_request, each_request, run_batch
 from .controller import make_controller
 from .conversation import Conversation
 from .deprecated_options import verify_width_of, warn, with_verify_width
 from .inputs import RequestInputs, in_colour_order, token_array
 from .options import GenerateOptions
+from .picture_cache import MIB, PictureCache
 from .prefix_cache import CachedRequest
+from .preload import load_graphs
 from .request import Settings, resolve
 from .request_options import RequestOptions, grammar_of, request_options
 from .result import Result
@@ -74,6 +76,7 @@ class Session:
         self._memories: dict[str, Memory] = {}
         self._cached: CachedRequest | None = None
         """What the cache holds of the last request, where it asked for that."""
+        self._pictures = PictureCache(MIB << 20)
         self._forced_acceptance: float | None = None
         """Set by `measure.forced_acceptance` alone."""
         self._user: dict[str, object] = {}
@@ -95,6 +98,7 @@ class Session:
         threads: int | None = None,
         check: Check = "size",
         kernel_cache: Path | None = None,
+        picture_cache: int = MIB,
         **deprecated: Any,
     ) -> Session:
         """Load a bundle. `max_length` (prompt and output positions) is at most the bundle's; `max_batch` requests of
@@ -106,7 +110,9 @@ class Session:
         folder of yours where "tensorrt" keeps what TensorRT-RTX compiles, for the next process. Kernels that round
         differently at different widths want a bundle that was built with a `verify_width`
         (docs/explanation/verify-width.md). Of a bundle with integer weights it finds out from which width on this machine's
-        kernels give the same bits (docs/explanation/least-width.md), unless `vlmexport tune` stored it.
+        kernels give the same bits (docs/explanation/least-width.md), unless `vlmexport tune` stored it. `picture_cache`: MiB of
+        image embeddings that are kept, so that the tower sees the same picture once; 0 keeps none
+        (docs/how-to/unchanged-pictures.md).
 
         Raises `BundleError`, `OptionError`, and `DeviceError` without the GPU or the library that is asked for.
         """
@@ -118,8 +124,11 @@ class Session:
         if max_length is not None:
             max_length = integer("max_length (of this bundle)", max_length, 1, limits.max_length)
         max_batch = integer("max_batch (of this bundle)", max_batch, 1, limits.max_batch)
+        picture_cache = integer("picture_cache (MiB)", picture_cache, 0)
         bundle = with_verify_width(bundle, verify_width_of(deprecated), "verify_width", warn)
-        return cls.on(engines.create(bundle, device, threads, kernel_cache), bundle, max_length, max_batch)
+        session = cls.on(engines.create(bundle, device, threads, kernel_cache), bundle, max_length, max_batch)
+        session._pictures.max_bytes = picture_cache << 20
+        return session
 
     @classmethod
     def on(cls, engine: Engine, bundle: Bundle, max_length: int | None = None, max_batch: int = 1) -> Session:
@@ -127,7 +136,7 @@ class Session:
         try:
             bundle, decoder = open_decoder(bundle, engine, max_length, max_batch)
             session = cls(bundle, decoder, engine.threads)
-            session._load_graphs()
+            load_graphs(session.bundle, engine)
             trim_heap()
         except BaseException:
             engine.close()  # memory of a device is nobody's garbage
@@ -201,18 +210,18 @@ class Session:
         """A conversation, whose every turn knows those before it and computes only what is new."""
         return Conversation(self, system)
 
-    def encode(self, image: Any, channels: str = "rgb") -> View:
+    def encode(self, image: Any, channels: str = "rgb", similar: float | None = None) -> View:
         """Let the vision tower see a picture, or a `Video`, once: what it gives may stand for it in any number of requests
-        to sessions of this model.
+        to sessions of this model. `similar`: see `GenerateOptions`.
 
-        Raises `ImageError`.
+        Raises `ImageError`, `OptionError` for `similar`.
         """
+        similar = self._resolve({"similar": similar})[0].similar
 
         def encoding(_: list[Result]) -> Iterator[View]:
             view = self._family.view(self.bundle, in_colour_order([image], channels)[0])
-            yield view.with_image_embeds(
-                image_embeds_of(self.decoder, [view]), self.bundle.manifest.model.fingerprint
-            )
+            view = self._pictures.recall(view, similar)
+            yield view if view.encoded is not None else self._pictures.encode(self.decoder, view)
 
         with contextlib.closing(self._guarded(encoding)([])) as views:
             return next(views)
@@ -362,15 +371,19 @@ class Session:
         memory = options.memory if isinstance(options.memory, Memory | None) else self.memory(options.memory)
         if memory is not None:
             memory.check(tokenizer_checksum(self.bundle.manifest))
+        self._pictures.check(options.similar)
         grammar = grammar_of(options, self.bundle)
         return options, resolve(options, self.bundle.manifest, self._controller, memory, grammar)
 
     def _delivery(self, streamed: bool) -> Delivery:
-        return Delivery(time.perf_counter(), self._cancelled.is_set, streamed, self._unended)
+        return Delivery(time.perf_counter(), self._cancelled.is_set, streamed, self._unended, self._pictures)
 
     def _prepare(self, inputs: RequestInputs, options: RequestOptions) -> Prepared:
         source = self._plain_text if options.plain_text else self.bundle
-        return inputs.prepare(self._family, source, options.channels, self.bundle.manifest.model.fingerprint)
+        prepared = inputs.prepare(
+            self._family, source, options.channels, self.bundle.manifest.model.fingerprint
+        )
+        return self._pictures.recall_all(prepared, options.similar)
 
     def _controller(self, learn: str, threshold: float | None) -> DraftPolicy:
         """The session's controller of this kind, made at its first use."""
@@ -398,21 +411,6 @@ class Session:
                     del self._user["now"]
             except KeyError:  # nobody uses it by now
                 pass
-
-    def _load_graphs(self) -> None:
-        """Load what the default request needs: the first one is then not slower than the others, and a folder that is
-        replaced behind the session's back changes nothing of it."""
-        manifest = self.bundle.manifest
-        _ = self.bundle.tokenizer
-        names = [
-            *manifest.segments,
-            "head",
-            *(n for n in ("vision", "encoder", "cross_kv") if n in manifest.graphs),
-        ]
-        draft = manifest.draft(manifest.policy.draft) if manifest.policy.draft else None
-        if draft is not None and manifest.policy.speculative:
-            names.extend(draft.graphs.values())
-        self.decoder.engine.load(*names)
 
     def _guarded(
         self, pieces: Callable[[list[Result]], Iterator[_Piece]]

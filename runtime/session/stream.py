@@ -30,8 +30,7 @@ class Stream:
         # The generator gets the list, not the stream: a cycle would keep a dropped stream's request running.
         self._results: list[Result] = []
         self._pieces = pieces(self._results)
-        self.lossy = lossy
-        """"typical" where drafts are accepted that way: known before the first piece; `result.lossy` says it too."""
+        self._lossy = lossy
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -43,6 +42,12 @@ class Stream:
         except ValueError as error:
             _refuse_second_reader(error)
             raise
+
+    @property
+    def lossy(self) -> str | None:
+        """ "typical" where drafts are accepted that way: known before the first piece. Once the stream has ended what
+        `result.lossy` says, which knows of similar pictures, too."""
+        return self._results[0].lossy if self._results else self._lossy
 
     def close(self) -> None:
         """End the request now. Raises `BusyError` while another thread waits for a piece."""

@@ -30,9 +30,14 @@ class Seconds:
 
 
 _SUMMED = (
-    "prompt_tokens", "reused_tokens", "tokens", "cycles", "proposed", "evaluated", "accepted", "discarded",
+    "prompt_tokens", "reused_tokens", "reused_pictures", "similar_pictures", "tokens", "cycles", "proposed", "evaluated", "accepted", "discarded",
     "time_to_first_token", "total_seconds",
 )  # fmt: skip
+
+
+def lossy_ways(ways: Iterable[str]) -> str | None:
+    """Lossy ways in one string, each once; None where there is none."""
+    return ", ".join(sorted({*ways})) or None
 
 
 @dataclass
@@ -45,6 +50,10 @@ class Stats:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     """Of the prompt's, those whose keys and values an earlier request had left."""
+    reused_pictures: int = 0
+    """Pictures and videos of the prompt for which the vision tower did not run: encoded before, or within what was reused."""
+    similar_pictures: int = 0
+    """Of the prompt's, those that an earlier picture stands for, which is not quite the same."""
     tokens: int = 0
     cycles: int = 0
     proposed: int = 0
@@ -57,7 +66,8 @@ class Stats:
     forced: bool = False
     """True when acceptance was forced for a measurement: the output is not text."""
     lossy: str | None = None
-    """Name of the lossy way in which drafts were accepted; None: the output has the target's distribution."""
+    """What made the output another than the model's: "typical" (how drafts were accepted), "similar" (a picture stands for
+    another), or both with a comma between; None: nothing did."""
     evaluated_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -146,7 +156,7 @@ class Stats:
             values = {getattr(entry, name) for entry in entries}
             if len(values) == 1:
                 setattr(out, name, values.pop())
-        out.lossy = next((entry.lossy for entry in entries if entry.lossy is not None), None)
+        out.lossy = lossy_ways(way for entry in entries if entry.lossy for way in entry.lossy.split(", "))
         for name in ("evaluated_by_depth", "accepted_by_depth"):
             lists = [getattr(entry, name) for entry in entries]
             longest = max(map(len, lists), default=0)
@@ -177,6 +187,8 @@ class Stats:
         return {
             "prompt_tokens": self.prompt_tokens,
             "reused_tokens": self.reused_tokens,
+            "reused_pictures": self.reused_pictures,
+            "similar_pictures": self.similar_pictures,
             "tokens": self.tokens,
             "cycles": self.cycles,
             "proposed": self.proposed,

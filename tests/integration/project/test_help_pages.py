@@ -143,7 +143,7 @@ def test_every_field_of_its_declarations_is_an_option_on_the_whole_page(
     assert not missing
 
 
-NOT_OF_BENCH = ("deadline", "plain_text", "stop")
+NOT_OF_BENCH = ("deadline", "plain_text", "similar", "stop")
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])

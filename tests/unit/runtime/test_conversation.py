@@ -160,7 +160,7 @@ def test_conversation_needs_a_chat_template(tiny_bundle: Bundles) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "llava", "llava-next", "t5", "blip2-opt", "vit-gpt2"])
 def test_encoded_picture_replaces_the_picture(tiny_bundle: Bundles, name: str) -> None:
-    with Session.load(tiny_bundle(name).path, max_batch=2) as session:
+    with Session.load(tiny_bundle(name).path, max_batch=2, picture_cache=0) as session:
         want = session.generate(PICTURES[0], "the red cup", max_new_tokens=16)
         calls = seen(session)
         handle = session.encode(PICTURES[0])
