@@ -135,15 +135,10 @@ class Decoder:
         self.exit_count = 0
         self._moved = True
 
-    @property
-    def can_resume(self) -> bool:
-        """Whether a later request can go on behind the slots of this one: not where the decoder looks at an
-        encoder's."""
-        return self.encoder is None
-
     def resume(self, length: int) -> int:
-        """Go on with the one sequence that is cached, cut to its first `length` slots; returns its place."""
-        assert self.can_resume and self.arena.batch == 1 and length <= self.arena.lengths[0]
+        """Go on with the one sequence that is cached, cut to its first `length` slots, and what it looks at with
+        cross-attention; returns its place."""
+        assert self.arena.batch == 1 and length <= self.arena.lengths[0]
         self.arena.lengths[0] = length
         self.passes.positions.offsets[0] = 0
         self.exit_count = 0

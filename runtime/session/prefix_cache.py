@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,16 +28,20 @@ class Prefix:
 
 @dataclass(frozen=True)
 class CachedRequest:
-    """What the last request left in the cache, and which draft has seen it."""
+    """What the last request left in the cache, and which draft has seen it. `encoded`: the prompt is an encoder's, and only
+    what cross-attention reads of it is kept."""
 
     prefix: Prefix
     proposer: Proposer | None
+    encoded: bool = False
 
     def resume(self, prepared: Prepared, proposer: Proposer | None) -> int:
         """How many cached positions `prepared` goes on behind, with this draft: one that reads the prompt's hidden states
-        must have seen them too, with the token behind the last one."""
+        must have seen them too, with the token behind the last one. Of an encoder's prompt all or none."""
+        if self.encoded:
+            return len(prepared.token_ids) if same_prompt(self.prefix, prepared) else 0
         cached_len = common_length(self.prefix, prepared)
-        if proposer is None or not proposer.needs_prompt_hidden:
+        if proposer is None or proposer.resumable == sys.maxsize:
             return cached_len
         if proposer is not self.proposer:
             return 0
@@ -75,6 +80,13 @@ def common_length(prefix: Prefix, prepared: Prepared) -> int:
         if not same:
             return start
     return count
+
+
+def same_prompt(prefix: Prefix, prepared: Prepared) -> bool:
+    """Whether all ids and pictures of `prepared` are those of `prefix`: an encoder then gives the same."""
+    return np.array_equal(prefix.ids, prepared.token_ids) and [
+        (start, view.digest) for start, view in prefix.views
+    ] == [(start, view.digest) for start, view in _placed(prepared)]
 
 
 def align_to_images(prepared: Prepared, count: int) -> int:

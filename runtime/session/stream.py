@@ -113,6 +113,8 @@ def run_alone(
     finally:
         pieces.close()  # type: ignore[attr-defined]  # counts what a closed stream leaves
         results.append(running.close(whole))
-        if settings.reuse_prompt and whole and sequence.error is None and decoder.can_resume:
-            prefix = snapshot(prepared, sequence.tokens, decoder.arena.lengths[0])
-            session.keep_cached(CachedRequest(prefix, sequence.proposer))
+        if settings.reuse_prompt and whole and sequence.error is None:
+            encoded = decoder.encoder is not None
+            length = len(prepared.token_ids) if encoded else decoder.arena.lengths[0]
+            prefix = snapshot(prepared, sequence.tokens, length)
+            session.keep_cached(CachedRequest(prefix, sequence.proposer, encoded))

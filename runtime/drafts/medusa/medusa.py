@@ -8,6 +8,7 @@ measured at training (`tree` in the manifest), or else the likeliest paths by th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from math import exp, isfinite
@@ -91,6 +92,11 @@ class Medusa(Proposer):
         self._batch_indices: dict[Sequence, int] = {}
         self._free = list(range(batch))
         self._calls: dict[int, tuple[Call, View, View]] = {}
+
+    @property
+    def resumable(self) -> int:
+        """Any slots: the last hidden state of a prompt is all that it reads, and that is always computed anew."""
+        return sys.maxsize
 
     def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
         """Keep the last hidden state of a chunk; that of the last chunk is the one the first token is chosen from."""
