@@ -96,6 +96,19 @@ CASES: dict[str, dict[str, Any]] = {
         "run": False,
         "vispec": True,
     },
+    "qwen2.5-vl, 0.1 B": {
+        "like": "qwen2.5-vl-3b",
+        "text": {
+            "vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12,
+            "num_attention_heads": 12, "num_key_value_heads": 2, "layer_types": ["full_attention"] * 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+        },
+        "vision": {
+            "depth": 8, "hidden_size": 384, "intermediate_size": 1024, "num_heads": 6, "out_hidden_size": 768,
+            "fullatt_block_indexes": [3, 7],
+        },
+        "build": ["--draft-layer", "4", "--max-pixels", "200704"],
+    },
     "tiny, qwen2.5-vl": {"tiny": "qwen2.5-vl", "text": {}, "vision": {}, "build": ["--draft-layer", "1"], "vispec": True},
     "blip2-flant5-xl": {
         "tiny": "blip2-t5",
