@@ -168,7 +168,7 @@ def soak(bundle: Path, requests: int, max_batch: int, seed: int) -> dict[str, An
     me = psutil.Process()
     begin = time.monotonic()
     samples: list[dict[str, int]] = []
-    with Session.load(bundle, max_batch=max_batch) as session:
+    with Session.load(bundle, max_batch=max_batch, picture_cache=1) as session:
         running = Soak(session, seed)
         served, marks = 0, [round(requests * (at + 1) / SAMPLES) for at in range(SAMPLES)]
         while served < requests:
