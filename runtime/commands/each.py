@@ -83,6 +83,6 @@ def answer_each(
             line = json.dumps(document, ensure_ascii=False, allow_nan=False)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
-        log.debug("%s: %s", path.name, summary(result))
+        log.log(logging.DEBUG if result.lossy is None else logging.INFO, "%s: %s", path.name, summary(result))
     if bad:
         raise ImageError(f"{bad} of {len(pictures)} pictures could not be answered; the others were")

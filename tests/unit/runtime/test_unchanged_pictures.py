@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from vlmexport.runtime import Session
+from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.families.base import View
 from vlmexport.runtime.images.synthetic import synthetic_image
@@ -363,3 +366,23 @@ def test_conversations_streams_and_batches_mark_similar_pictures(tiny_bundle: Bu
 def test_similar_is_a_difference(tiny_bundle: Bundles, wrong: Any) -> None:
     with Session.load(tiny_bundle("llava").path) as session, pytest.raises(OptionError, match="similar"):
         session.encode(GREY, similar=wrong)
+
+
+def test_run_marks_similar_pictures_of_a_folder(
+    tiny_bundle: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, levels in enumerate((0, 1, 50)):
+        Image.fromarray(brighter(levels)).save(tmp_path / f"{number}.png")
+    bundle = str(tiny_bundle("llava").path)
+    words = [
+        "run", bundle, "--image", str(tmp_path), "--prompt", "cup", "--similar", "2", "--max-new-tokens", "4"
+    ]  # fmt: skip
+    assert main([*words, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["lossy"] for each in found] == [None, "similar", None]
+    assert [each["stats"]["similar_pictures"] for each in found] == [0, 1, 0]
+    assert main([*words, "--draft", "none"]) == 0
+    said = capsys.readouterr().err
+    assert (
+        said.count("LOSSY (a similar picture)") == 1 and "1.png: " in said and "1 picture seen before" in said
+    )
