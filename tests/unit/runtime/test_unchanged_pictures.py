@@ -27,7 +27,7 @@ PICTURES = [synthetic_image(*size) for size in ((50, 70), (150, 60), (64, 64))]
 GREY = np.full((64, 64, 3), 100, np.uint8)
 FAMILIES = ["qwen2.5-vl", "llava", "llava-next", "blip2-opt", "t5", "vit-gpt2"]
 CROSSING = ["t5", "vit-gpt2"]
-SHORT = {"max_new_tokens": 12}
+SHORT: dict[str, Any] = {"max_new_tokens": 12}
 QUESTIONS = ("the red cup", "the cup")
 
 
