@@ -74,7 +74,7 @@ def test_the_newest_frame_takes_the_place_of_older_ones():
         newest.take()
 
 
-@pytest.mark.parametrize("name", ["control_loop.py", "newest_frame.py", "stream.py"])
+@pytest.mark.parametrize("name", ["control_loop.py", "newest_frame.py", "stream.py", "watch.py"])
 def test_no_arguments_is_usage(name):
     done = run(name)
     assert done.returncode == 2 and done.stdout == ""
@@ -96,6 +96,7 @@ def test_ros_node_without_ros_names_its_requirements():
         ("control_loop.py", ["nowhere", "no.png"]),
         ("stream.py", ["nowhere", "no.png"]),
         ("newest_frame.py", ["nowhere", "0"]),
+        ("watch.py", ["nowhere"]),
         ("demo.py", ["--output", "README.md"]),
     ],
 )

@@ -6,6 +6,7 @@ A block that cannot run here says so in an HTML comment above it; those of the R
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -155,6 +156,51 @@ def test_control_loop(folder: Path, shown: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("tick 0: ") and done.stdout.strip().endswith(caption_of(shown))
+
+
+def test_watch(folder: Path, shown: str, tmp_path: Path) -> None:
+    """The bundled film: what the model says of it changes, and every token is that of plain decoding."""
+    done = example(
+        "watch.py", "bundle", "--ticks", "6", "--rate", "50", "--deadline", "60", "--compare",
+        "--figure", tmp_path / "watch.png", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert "objects: " in first and "scene: " in first and len(others) == 5
+    assert all(" tokens a pass  " in line and "(plainly " in line for line in others)
+    assert (tmp_path / "watch.png").stat().st_size > 10_000
+
+
+def test_watch_with_a_schema(folder: Path, shown: str, tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    shutil.copy(folder / "bundle" / "example.png", tmp_path / "pictures")
+    schema = {
+        "type": "object",
+        "properties": {
+            "count": {"type": "integer", "minimum": 0, "maximum": 9},
+            "clear": {"type": "boolean"},
+        },
+        "required": ["count", "clear"],
+        "additionalProperties": False,
+    }
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    asked = [
+        "bundle",
+        tmp_path / "pictures",
+        "--schema",
+        tmp_path / "schema.json",
+        "--rate",
+        "20",
+        "--ticks",
+        "3",
+    ]
+    done = example("watch.py", *asked, "--deadline", "60", "--similar", "2", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "count: " in lines[0] and "clear: " in lines[0]
+    assert [line.endswith("no change") for line in lines] == [False, True, True]
+    done = example("watch.py", *asked, "--deadline", "1e-9", cwd=folder)
+    assert done.returncode == 0 and "[cut: answer]" in done.stdout
 
 
 def test_ros2_node(folder: Path, shown: str) -> None:
