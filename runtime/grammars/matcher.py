@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -26,7 +25,7 @@ KEPT = 16
 MOST_RECOVERIES = 8
 """Of a request: each compiles its grammar again, which takes a second where that is as large as llguidance can take."""
 
-_compiled: WeakKeyDictionary[GrammarTokens, OrderedDict[tuple[str, str], Any]] = WeakKeyDictionary()
+_compiled: WeakKeyDictionary[GrammarTokens, dict[tuple[str, str], Any]] = WeakKeyDictionary()
 
 
 class GrammarMatcher:
@@ -93,9 +92,10 @@ class GrammarMatcher:
         if self._matcher.is_error():
             self._recover()
             return []
-        if text:
-            return self._tokens.tokenize_bytes(text)[:most]
-        return [min(self._ends)] if self._matcher.is_stopped() else []
+        tokens = self._tokens.tokenize_bytes(text) if text else []
+        if len(tokens) < most and self._go([*path, *tokens]) and self._matcher.is_stopped():
+            tokens.append(self._tokens.eos_token)
+        return tokens[:most]
 
     def fit(self, tree: TokenTree, budget: Budget) -> TokenTree:
         """The tree without what the grammar does not allow; a chain then goes on with what must follow. Tokens that were drawn
@@ -190,19 +190,19 @@ def compile_grammar(bundle: Bundle, grammar: Grammar) -> GrammarMatcher:
     from .tokens import grammar_tokens
 
     tokens = grammar_tokens(bundle)
-    compiled = _compiled.setdefault(tokens, OrderedDict())
+    compiled = _compiled.setdefault(tokens, {})
     key = grammar.option, grammar.source
 
     def begin(again: bool) -> Any:
-        if again or key not in compiled:
+        matcher = compiled.pop(key, None)
+        if again or matcher is None:
             matcher = llguidance.LLMatcher(tokens.backend, _with_space(grammar, tokens.strips), log_level=0)
             if matcher.is_error():
                 raise OptionError(f"{grammar.option}: {' '.join(matcher.get_error().split()):.300}")
-            compiled[key] = matcher
-            if len(compiled) > KEPT:
-                compiled.popitem(last=False)
-        compiled.move_to_end(key)
-        return compiled[key].deep_copy()
+        compiled[key] = matcher  # the latest is the last
+        for oldest in list(compiled)[:-KEPT]:
+            compiled.pop(oldest, None)
+        return matcher.deep_copy()
 
     return GrammarMatcher(begin, tokens, grammar.parse)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from vlmexport.runtime.common import optional_deps
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.grammars.grammar import Grammar, of_regex, of_schema
-from vlmexport.runtime.grammars.matcher import GrammarMatcher, compile_grammar
+from vlmexport.runtime.grammars.matcher import KEPT, GrammarMatcher, compile_grammar
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.sampling.logits_processors import Processors
 from vlmexport.runtime.speedup.budget import Budget
@@ -90,6 +91,8 @@ def test_an_answer_keeps_to_its_schema_whatever_drafts(session: Session) -> None
             assert found.tokens == plain.tokens and found.stats.accepted > 0, more
         streamed = session.stream(**asked)
         assert "".join(streamed) == plain.text and streamed.result.parsed == plain.parsed
+        turn = session.chat().say(prompt, schema=GRASP, max_new_tokens=120)
+        jsonschema.validate(turn.parsed, GRASP)
         batch = session.generate_batch([asked, {**asked, "draft": "none"}, {"prompt": prompt}, asked])
         assert [each.tokens == plain.tokens for each in batch] == [True, True, False, True]
 
@@ -189,6 +192,25 @@ def test_run_takes_a_schema_from_a_file(tiny_bundle: Bundles, tmp_path: Path, ca
     assert main([*line[:-1], str(tmp_path / "none")]) == 2
     file.write_text("[]")
     assert main(line) == 2
+
+
+def test_compiled_grammars_are_kept_for_a_while(session: Session) -> None:
+    """More than are kept; the first is compiled again, and threads may compile together."""
+    for number in [*range(KEPT + 2), 0]:
+        assert session.generate(prompt="cup", choices=[f"{number}"], max_new_tokens=9).text == f"{number}"
+    found: list[Any] = []
+
+    def compile_many() -> None:
+        for number in range(60):
+            grammar = of_regex("regex", f"a{number % 20}")
+            found.append(compile_grammar(session.bundle, grammar).forced((), 9))
+
+    threads = [threading.Thread(target=compile_many) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 240 and all(found)
 
 
 # --- tokenizers ---
