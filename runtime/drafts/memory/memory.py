@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...decoder.token_tree import TokenTree
 from ...speculative.proposer import Proposer
@@ -52,15 +52,12 @@ class MemoryProposer(Proposer):
     def matched(self, sequence: Sequence) -> int | None:
         return self._read(sequence).longest
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Any, hidden_states: Any = None) -> None:
-        """Read what has been emitted; tokens that are appended after this call are read by the next proposal."""
-        self._read(sequence)
-
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence."""
         self._open.pop(sequence, None)
 
     def _read(self, sequence: Sequence) -> Recall:
+        """What has been emitted is read when something is asked: cycles that draft nothing cost nothing."""
         recall = self._open[sequence]
         for token in sequence.tokens[len(recall) :]:
             recall.push(token)

@@ -7,7 +7,6 @@ there is proposed again.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 
 from ...speedup.budget import Budget
@@ -40,7 +39,7 @@ class NgramIndex:
         self._most = vocab_size
         self._text: list[int] = []
         self._start = 0  # of the unbroken run that ends the text
-        self._places: dict[tuple[int, ...], deque[int]] = {}
+        self._places: dict[tuple[int, ...], list[int]] = {}
 
     def __len__(self) -> int:
         """Tokens pushed."""
@@ -56,8 +55,14 @@ class NgramIndex:
         run = at - self._start
         for length in self._lengths:
             if length <= run:
-                places = self._places.setdefault(tuple(text[at - length : at]), deque(maxlen=self._keep))
-                places.appendleft(at)
+                key = tuple(text[at - length : at])
+                places = self._places.get(key)
+                if places is None:
+                    self._places[key] = [at]
+                else:
+                    places.append(at)
+                    if len(places) > self._keep:
+                        del places[0]
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens in order."""
@@ -71,7 +76,7 @@ class NgramIndex:
         run, seen = at - self._start, set()
         for length in self._lengths:
             if length <= run:
-                for place in self._places.get(tuple(text[at - length :]), ()):
+                for place in reversed(self._places.get(tuple(text[at - length :]), ())):
                     if place not in seen:
                         seen.add(place)
                         yield place

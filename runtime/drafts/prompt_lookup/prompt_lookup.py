@@ -5,7 +5,7 @@ No network, no training, no graph: it runs on the host, and every bundle has it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...decoder.token_tree import TokenTree
 from ...speculative.proposer import Proposer
@@ -51,15 +51,12 @@ class PromptLookup(Proposer):
             return TokenTree.chain([root, *tokens])
         return TokenTree([root, *tokens], [-1, *(parent + 1 for parent in parents)])
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Any, hidden_states: Any = None) -> None:
-        """Index what has been emitted; tokens that are appended after this call are read by the next proposal."""
-        self._read(sequence)
-
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence."""
         self._open.pop(sequence, None)
 
     def _read(self, sequence: Sequence) -> NgramIndex:
+        """What has been emitted is read when something is asked: cycles that draft nothing cost nothing."""
         index, prompt = self._open[sequence]
         index.extend(sequence.tokens[len(index) - prompt :])
         return index

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,14 @@ from vlmexport.runtime.bundle.combined_drafts import behind_requests
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.drafts.memory.answers import Corpus
-from vlmexport.runtime.drafts.memory.recall import Recall
+from vlmexport.runtime.drafts.memory.memory import MemoryProposer
+from vlmexport.runtime.drafts.memory.recall import MOST_PLACES, Recall
+from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
+from vlmexport.runtime.speculative.sequence import Sequence, SequenceLimits
 from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.stats import Stats
+
+from tests.support.remembering import remembered
 
 ANSWERS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=12), max_size=5)
 
@@ -211,6 +218,42 @@ def test_the_longest_match_is_found(answers: list[list[int]], text: list[int]) -
         (n for n in range(1, len(whole) + 1) for held in texts if contains(held, whole[-n:])), default=0
     )
     assert found.longest == (longest if answers else int(not text))
+    if longest > 1:
+        held, end = Corpus.of(answers).tokens.tolist(), whole[-longest:]
+        ends = [at for at in range(longest - 1, len(held)) if held[at + 1 - longest : at + 1] == end]
+        assert found.places() == ends
+
+
+def test_of_many_places_the_latest_are_followed() -> None:
+    answers = [[1, 2, 3, 9], *([1, 2, 3, 4 + at % 2] for at in range(2 * MOST_PLACES))]
+    found = said(recall(*answers), 1, 2, 3)
+    assert found.longest == 4 and len(found.places()) == MOST_PLACES and found.places()[0] == 3
+    assert found.chain(1) == [5]
+    assert said(found, 9).longest == 5, "what only an older answer has is found too"
+
+
+@given(ANSWERS, st.lists(st.integers(0, 5), min_size=1, max_size=25), st.data())
+def test_proposals_are_the_same_however_seldom_one_is_asked(
+    answers: list[list[int]], text: list[int], data: st.DataObject
+) -> None:
+    memory, text_info = remembered(answers), SimpleNamespace(vocab_size=6)
+    decoder: Any = SimpleNamespace(manifest=SimpleNamespace(text=text_info))
+    draft: Any = SimpleNamespace(name="draft")
+    for shortest in (1, 2):
+        for often, seldom in (
+            (MemoryProposer(draft, decoder, shortest), MemoryProposer(draft, decoder, shortest)),
+            (PromptLookup(draft, decoder), PromptLookup(draft, decoder)),
+        ):
+            sequence = Sequence(text[:3], SequenceLimits(99, {3}), Stats(), memory=memory)
+            often.begin(sequence)
+            seldom.begin(sequence)
+            for token in text:
+                sequence.tokens.append(token)
+                budget = data.draw(st.sampled_from([Budget.chain(1), Budget.chain(5), Budget(6, 3)]))
+                trees = [often.propose_one(sequence, budget)]
+                if data.draw(st.booleans()):
+                    trees.append(seldom.propose_one(sequence, budget))
+                assert len({(*tree.tokens, *tree.parents) for tree in trees}) == 1
 
 
 def contains(held: list[int], part: list[int]) -> bool:

@@ -173,7 +173,7 @@ def decode(proposer: PromptLookup, sequence: Any, answer: list[int], budget: Bud
         verdict = verify_draws(tree, lambda node, depth, rest=rest: rest[depth])
         emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
         sequence.tokens += emitted
-        proposer.advance(sequence, tree, verdict)
+        proposer.advance(sequence, tree, verdict, None)
         cycles += 1
     proposer.end(sequence)
     return cycles
