@@ -12,7 +12,8 @@ Its decisions are a function of the tokens so far and of a stored cost table; it
   that `tune` saw has that much in advance, once in a session.
 
 Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
-gained is followed by another at once.
+gained is followed by another at once. Until one is paid, or a purse has grown, a request that is decoded alone is left alone
+(`rest.py`): its cycles are counted, and what is decided is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from ..common.errors import OptionError
 from ..sampling.verify import Verdict
@@ -30,7 +31,8 @@ from ..speedup.cost_model import CostTable
 from ..speedup.predict import ChainCounts, TreeGain
 from .acceptance import Acceptance
 from .base import is_confident
-from .records import SESSION_MEMORY, DraftRecord, RequestRecord, worst_loss
+from .records import PROBES, RISK, SESSION_MEMORY, DraftRecord, RequestRecord, worst_loss
+from .rest import Rest, cycles_of_rest
 
 UNTRAINED_FLOOR = 10
 """The same of a draft that was not trained (prompt lookup, early exit): whether it helps is another question in each
@@ -39,13 +41,6 @@ request, so each begins with chains that even a short answer can pay for."""
 MAX_SHARED = 3.0
 """Mistakes that a request may make on what the session has gained by a trained draft. Where the least draft is dear, as
 with heads and a slow host, two mistakes at its beginning would leave a request without a draft that is as good in all."""
-
-RISK = 0.7
-"""Share of a purse that a cycle of several drafted tokens may stake: a mistake leaves enough to go on with shorter drafts,
-and with nothing after the shortest."""
-
-PROBES = 0.01
-"""Share of the time of plain decoding that probes may take."""
 
 PRIOR = 0.8
 """Acceptance of a draft of which nothing is known: trained drafts reach it, and a wrong guess is paid from the purse."""
@@ -107,6 +102,7 @@ class Adaptive:
         self._learned: dict[str, DraftRecord] = {}
         self._requests: WeakKeyDictionary[Any, RequestRecord] = WeakKeyDictionary()
         self._cycle: dict[str, list[_Outcome]] = {}
+        self._rest: Rest | None = None
         self._seconds: dict[tuple[str, int], list[float]] = {}
         self._of_trees: dict[tuple[str, int], list[tuple[TreeGain, float]]] = {}
         self._chains = [Budget.chain(length) for length in range(most.depth + 1)]
@@ -116,6 +112,9 @@ class Adaptive:
 
     def allot(self, sequences: Items[Drafting]) -> list[Budget]:
         """Budgets for the next cycle of these sequences; those with the same draft are one batch."""
+        if self._rest is not None and self._rest.goes_on(sequences):
+            return [NOTHING]
+        self._rest = None
         self._settle()
         groups: dict[str, list[RequestRecord]] = {}
         requests: list[RequestRecord | None] = []
@@ -127,13 +126,19 @@ class Adaptive:
             groups.setdefault(sequence.proposer.name, []).append(request)
             requests.append(request)
         for name, group in groups.items():
-            budget = self._budget(name, group)
+            budget, rest = self._budget(name, group)
             for request in group:
                 request.allotted = budget
+            if rest and len(sequences) == 1:
+                saved, last = PROBES * self._cycle_seconds(name, 1)[0], group[0].tokens + rest
+                self._rest = Rest(ref(sequences[0]), group[0], saved, last)
         return [NOTHING if request is None else request.allotted for request in requests]
 
     def observe(self, sequence: Drafting, proposed: int, verdict: Verdict) -> None:
         """The outcome of a cycle for one sequence. What it cost is settled when all of its batch have reported."""
+        if self._rest is not None and self._rest.sequence() is sequence:
+            self._rest.observe()
+            return
         if sequence.proposer is None:
             return
         request = self._request(sequence)
@@ -203,17 +208,18 @@ class Adaptive:
             plain = seconds[0]
             widest = max(outcomes, key=lambda outcome: outcome.proposed)
             taken = self._taken(name, widest.allotted, widest.proposed, batch)
-            share, unit, gained = taken / batch, plain / batch, 0.0
+            share, unit, gained, asked = taken / batch, plain / batch, 0.0, False
             for outcome in outcomes:
                 emitted = outcome.accepted + 1
                 outcome.request.balance += emitted * unit - share
                 outcome.request.tokens += emitted
                 gained += emitted * unit - share
+                asked = asked or not outcome.allotted.empty
             learned = outcomes[0].request.learned
             learned.gained += gained
-            if any(outcome.proposed for outcome in outcomes):
+            if widest.proposed:
                 learned.again = gained > 0
-            if all(outcome.allotted.empty for outcome in outcomes):
+            if not asked:
                 learned.probe_budget += PROBES * plain
         self._cycle.clear()
 
@@ -223,8 +229,9 @@ class Adaptive:
             return self._costs.cycle_seconds(name, allotted.depth, proposed, batch)
         return self._cycle_seconds(name, batch)[min(proposed, self._longest(name))]
 
-    def _budget(self, name: str, group: list[RequestRecord]) -> Budget:
-        """What maximises expected tokens per second among what the purses can pay for."""
+    def _budget(self, name: str, group: list[RequestRecord]) -> tuple[Budget, int]:
+        """What maximises expected tokens per second among what the purses can pay for; and for how many cycles behind the
+        next one nothing does, as far as that is known."""
         batch, learned = len(group), group[0].learned
         seconds = self._cycle_seconds(name, batch)
         plain = seconds[0]
@@ -255,8 +262,12 @@ class Adaptive:
             if now > speed:
                 best, speed = tree, now
         if best is not None:
-            return best
-        return self._chains[longest or self._probe(learned, seconds, batch, loss_budget)]
+            return best, 0
+        longest = longest or self._probe(learned, seconds, batch, loss_budget)
+        if longest or batch > 1:
+            return self._chains[longest], 0
+        trees = self._tree_seconds(name, 1)
+        return NOTHING, cycles_of_rest(group[0], seconds, trees, reached, loss_budget)
 
     def _probe(self, learned: DraftRecord, seconds: list[float], batch: int, loss_budget: float) -> int:
         """Length of a probe, 0 for none: the cheapest chain that would gain if all of it were accepted."""

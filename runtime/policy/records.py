@@ -11,6 +11,13 @@ from .acceptance import Acceptance
 LOSS = 0.03
 """Most time that a request may lose against plain decoding, as a share of it."""
 
+RISK = 0.7
+"""Share of a purse that a cycle of several drafted tokens may stake: a mistake leaves enough to go on with shorter drafts,
+and with nothing after the shortest."""
+
+PROBES = 0.01
+"""Share of the time of plain decoding that probes may take."""
+
 FLOOR = 60
 """Tokens of a request that the share is taken of until it is longer, or fewer where they pay for the longest chain being
 rejected, and the shortest after it: a request must be allowed its first mistake and another try, and no more."""

@@ -333,6 +333,80 @@ def test_controller_state_stays_in_its_scope():
     assert good(1, MOST)[0] == MOST.depth
 
 
+SEEN = ChainCounts([9.0, 5.0, 2.0], [10.0, 9.0, 5.0], 0.6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(sorted(TABLES)),
+    st.lists(
+        st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(1, 150), st.sampled_from([1, 1, 1, 3])),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from(["session", "request"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_resting_decides_nothing(
+    name: str,
+    workload: list[tuple[float, float, int, int]],
+    learn: str,
+    untrained: bool,
+    seen: bool,
+):
+    """A controller that rests allots in every cycle what one allots that looks at each."""
+    options: dict[str, Any] = {"trees": {"draft": [TreeGain(Budget(8, 3), 1.5)]}}
+    options |= {"seen": {"draft": SEEN}} if seen else {}
+    options |= {"untrained": ["draft"]} if untrained else {}
+    allotted: list[list[list[Budget]]] = []
+    for at_work in (Adaptive, Awake):
+        policy = at_work(TABLES[name], MOST, learn, **options)
+        allotted.append(found := [])
+        for seed, (alpha, hits, length, batch) in enumerate(workload):
+            rng = random.Random(seed)
+            sequences = [SimulatedDraft() for _ in range(batch)]
+            for _ in range(length):
+                budgets = policy.allot(sequences)
+                found.append(budgets)
+                for sequence, budget in zip(sequences, budgets, strict=True):
+                    # The same draws whatever is allotted, so that one difference does not hide another.
+                    hit, right = rng.random() < hits, [rng.random() < alpha for _ in range(MOST.depth)]
+                    accepted = (*right[: budget.depth], False).index(False) if hit else 0
+                    verdict = Verdict(list(range(1, accepted + 1)), 0, min(accepted + 1, budget.depth))
+                    policy.observe(sequence, budget.nodes if hit else 0, verdict)
+    assert allotted[0] == allotted[1]
+
+
+class SimulatedDraft:
+    """A sequence of which the controller is told what became of it."""
+
+    proposer = DRAFT
+
+
+class Awake(Adaptive):
+    """Looks at every cycle."""
+
+    def allot(self, sequences: Any) -> list[Budget]:
+        self._rest = None
+        return super().allot(sequences)
+
+    def observe(self, sequence: Any, proposed: int, verdict: Verdict) -> None:
+        self._rest = None
+        super().observe(sequence, proposed, verdict)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*TABLES} - {"lookup"})
+)  # there a probe is paid in every second cycle
+def test_where_nothing_pays_it_rests(name: str, monkeypatch: pytest.MonkeyPatch):
+    looks, policy = [], Adaptive(TABLES[name], MOST)
+    look = policy._budget
+    monkeypatch.setattr(policy, "_budget", lambda *args: looks.append(args) or look(*args))
+    run(policy, TABLES[name], [certain(lambda at: 0)] * 20, 300)
+    assert len(looks) < 0.35 * 20 * 300
+
+
 def test_no_decision_reads_the_clock(monkeypatch: pytest.MonkeyPatch):
     def refuse(*args: object) -> float:
         raise AssertionError("the controller asked for the time")
