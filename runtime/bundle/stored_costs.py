@@ -203,8 +203,16 @@ def with_combinations(table: CostTable, drafts: Sequence[DraftInfo]) -> CostTabl
 
 
 def with_drafts_of_requests(table: CostTable, drafts: Sequence[DraftInfo]) -> CostTable:
-    """`with_combinations`, and those with a draft of requests before them."""
-    return _with(table, {**combinations(drafts), **behind_requests(drafts)})
+    """`with_combinations`, and those with a draft of requests before them, which nobody measured: around their passes the
+    host does as much as around those of whichever listed draft has most."""
+    table = with_combinations(table, drafts)
+    measured = [draft.name for draft in drafts if draft.layer is None and draft.name in table.drafts]
+    host = max((table.drafts[name].host for name in measured), default=0.0)
+    entries = {
+        name: replace(table.drafts.get(last or "", FREE), host=host)
+        for name, last in behind_requests(drafts).items()
+    }
+    return replace(table, drafts={**table.drafts, **entries})
 
 
 def _with(table: CostTable, behind: Mapping[str, str | None]) -> CostTable:

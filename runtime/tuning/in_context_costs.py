@@ -27,7 +27,7 @@ def within_decoding(
     """
     whole, inside = plain.cycle_seconds
     table = table.scaled(inside / table.token_seconds()) if inside else table
-    costs = dict(table.drafts)
+    costs, beside = dict(table.drafts), max(0.0, whole - table.token_seconds())
     for arm in drafting:
         seen = arm.observed
         if not seen.is_chain:
@@ -39,7 +39,11 @@ def within_decoding(
             mine = mine.scaled(_share_of_cycles(table, mine, seen, whole_cycle))
         costs[seen.draft] = mine
         passes = seen.cycle_seconds(replace(table, drafts=costs), seen.budget.depth)
-        costs[seen.draft] = replace(mine, host=max(0.0, whole_cycle - passes))
+        plainly = (
+            seen.shapes.get((0, 0), 0) / seen.cycles
+        )  # where nothing was found: those have the host of plain cycles
+        host = whole_cycle - passes - plainly * beside
+        costs[seen.draft] = replace(mine, host=max(0.0, host / (1 - plainly)) if plainly < 1 else 0.0)
     for name, trees in _trees(drafting).items():
         alone = replace(table, drafts={name: replace(costs[name], host=0.0)})
         beyond: dict[int, list[float]] = {}
@@ -49,7 +53,7 @@ def within_decoding(
             beyond.setdefault(seen.budget.nodes, []).append(arm.cycle_seconds[0] - passes)
         tree_host = {nodes: max(mean(seconds), LEAST_SECONDS) for nodes, seconds in beyond.items()}
         costs[name] = replace(costs[name], tree_host=tree_host)
-    return replace(table, drafts=costs, host=max(0.0, whole - table.token_seconds()))
+    return replace(table, drafts=costs, host=beside)
 
 
 def _share_of_cycles(table: CostTable, costs: DraftCosts, seen: AcceptanceCounts, whole: float) -> float:

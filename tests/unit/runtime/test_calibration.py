@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.bundle.stored_costs import StoredCosts
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.speedup.budget import Budget
-from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.predict import AcceptanceCounts, predict
 from vlmexport.runtime.speedup.stats import Stats
 from vlmexport.runtime.tuning import survey as calibration
@@ -340,6 +341,21 @@ def test_combined_draft_includes_a_share_of_the_second(seconds: float, once: flo
     assert table.drafts["both"].once == pytest.approx(once)
     assert table.drafts["medusa"].once == 4.0
     assert predict(table, arms[1].observed).break_even == pytest.approx(max(seconds, 10.0) / 10)
+
+
+def test_host_of_a_draft_is_that_of_the_cycles_in_which_it_found_something() -> None:
+    plain, lookup = Stats(cycles=10, total_seconds=110.0, engine_seconds=100.0), Stats()
+    plain.shapes[0, 0] = 10
+    lookup.shapes.update({(0, 0): 8, (3, 3): 2})
+    lookup.cycles, lookup.accepted_by_depth = 10, [1, 1, 0]
+    lookup.total_seconds, lookup.engine_seconds = 8 * 11.0 + 2 * 17.0, 8 * 10.0 + 2 * 12.0
+    arms = [Arm(), Arm("lookup", Budget(3, 3), [lookup])]
+    arms[0].decoded.append(plain)
+    table = within_decoding(CostTable(Curve({1: 10.0, 4: 12.0}), {"lookup": FREE}), arms[0], arms[1:])
+    assert table.host == pytest.approx(1.0) and table.drafts["lookup"].host == pytest.approx(5.0)
+    assert predict(table, arms[1].observed).break_even == pytest.approx(12.2 / 11)
+    lookup.shapes = Counter({(0, 0): 10})
+    assert within_decoding(table, arms[0], arms[1:]).drafts["lookup"].host == 0.0
 
 
 def test_tree_prediction_uses_measured_cycle_times() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,12 +150,22 @@ def test_combined_draft_costs_its_second_draft() -> None:
     behind = ("prompt-lookup", "heads", "prompt-lookup+heads")
     assert set(more.drafts) - set(table.drafts) == {
         "prompt-lookup+heads",
+        "memory",
+        "grammar",
+        "memory+grammar",
         *(f"{first}+{name}" for first in ("memory", "grammar", "memory+grammar") for name in behind),
     }
     assert more.cycle_seconds("memory+grammar+heads", 3) == table.cycle_seconds("heads", 3)
     assert more.cycle_seconds("memory+prompt-lookup+heads", 3) == table.cycle_seconds("heads", 3)
     assert more.cycle_seconds("memory", 3) == table.cycle_seconds("prompt-lookup", 3)
     assert more.cycle_seconds("prompt-lookup+heads", 3) == table.cycle_seconds("heads", 3)
+    for name, host in (("prompt-lookup", 0.1), ("heads", 0.3)):
+        table = replace(table, drafts={**table.drafts, name: replace(table.drafts[name], host=host)})
+    more = with_drafts_of_requests(table, found.drafts)
+    assert more.drafts["prompt-lookup"].host == 0.1
+    for name in ("memory", "memory+prompt-lookup"):  # nobody measured them
+        assert more.cycle_seconds(name, 3) == pytest.approx(table.cycle_seconds("prompt-lookup", 3) + 0.2)
+    assert more.cycle_seconds("memory+heads", 3) == table.cycle_seconds("heads", 3)
 
 
 def test_a_match_is_asked_where_it_brought_as_much_as_the_second_draft() -> None:
