@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import OptionError, PromptError
+from ..drafts.memory.answers import Memory
 from ..families.base import View
 from .inputs import RequestInputs
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 class Conversation:
     """Made by `Session.chat`. Between turns the session may serve other requests; the next turn is then computed anew.
 
-    Whatever the vision tower has seen in one turn it need not see in another.
+    Whatever the vision tower has seen in one turn it need not see in another. Earlier answers are proposed again, before
+    the draft that a turn uses anyway.
     """
 
     def __init__(self, session: Session, system: str | None = None):
@@ -28,6 +30,8 @@ class Conversation:
         self._media: list[View] = []
         self.messages: list[dict[str, Any]] = [] if system is None else [self._turn("system", system)]
         """As a chat template takes them: every turn so far."""
+        self.memory = Memory()
+        """Its answers: for turns that name no `memory`, not even None."""
 
     def say(
         self,
@@ -61,6 +65,8 @@ class Conversation:
         ]
         turn = self._turn("user", prompt, views)
         options["reuse_prompt"] = True
+        if "memory" not in options and self._remembers(options):
+            options["memory"] = self.memory
         result = self._session.generate(
             image=[*self._media, *views], prompt=[*self.messages, turn], on_text=on_text, **options
         )  # fmt: skip
@@ -72,6 +78,12 @@ class Conversation:
         """Raises `PromptError` where the bundle has no chat template."""
         if not self._session.bundle.manifest.text.chat_template:
             raise PromptError("this bundle has no chat template and holds no conversation")
+
+    def _remembers(self, options: GenerateOptions) -> bool:
+        """Whether a turn has a draft that earlier answers can be asked before. What is accepted without being the model's own
+        words must not draw an answer towards earlier ones."""
+        draft = self._session.bundle.manifest.choose_draft(options.get("draft"))
+        return draft is not None and draft.layer is None and options.get("lossy") is None
 
     def _turn(self, role: str, text: str, views: Sequence[View] = ()) -> dict[str, Any]:
         """Templates of models that see write content in parts, those of others text."""

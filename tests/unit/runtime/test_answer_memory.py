@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -361,9 +362,35 @@ def test_run_keeps_answers_in_a_file(
     assert "proposes from the request's `memory`" in capsys.readouterr().err
 
 
-def test_a_conversation_may_have_a_memory(tiny_bundle: Callable[[str], Any]) -> None:
+def test_a_conversation_remembers_its_answers(tiny_bundle: Callable[[str], Any]) -> None:
     with Session.load(tiny_bundle("llama").path) as session:
-        own, chat = Memory(), session.chat()
-        for turn in (1, 2):
-            said = chat.say("red", draft="medusa", memory=own, max_new_tokens=8, ignore_eos=True)
-            assert said.stats.draft == "memory+medusa" and 1 <= len(own) <= turn
+        names = [draft.name for draft in session.bundle.manifest.drafts]
+        own = next(name for name in names if name.startswith("early-exit"))
+        chat = session.chat()
+
+        def used(**options: Any) -> tuple[str | None, int]:
+            chat.messages.clear()  # the tiny model holds few turns
+            chat.memory.forget()
+            said = chat.say("red", max_new_tokens=8, ignore_eos=True, **options)
+            return said.stats.draft, len(chat.memory)
+
+        assert used(draft="medusa") == ("memory+medusa", 1)
+        assert used(draft="medusa", memory=None) == ("medusa", 0)
+        assert (
+            used(draft="medusa", memory="mine") == ("memory+medusa", 0) and len(session.memory("mine")) == 1
+        )
+        assert used(draft="none") == (None, 0)
+        assert used(draft=own) == (own, 0), "nothing can be asked before it"
+        assert used(draft="medusa", lossy="typical", temperature=0.7) == ("medusa", 0)
+        assert len(session.chat().memory) == 0, "each conversation has its own"
+
+
+def test_a_conversation_of_a_bundle_that_does_not_draft_does_not_begin_to(
+    tiny_bundle: Callable[[str], Any],
+) -> None:
+    with Session.load(tiny_bundle("llama").path) as session:
+        for draft, speculative in (("medusa", True), ("medusa", False), (None, True)):
+            policy = replace(session.bundle.manifest.policy, draft=draft, speculative=speculative)
+            session.bundle.manifest.policy = policy
+            found = session.chat().say("red", max_new_tokens=3, ignore_eos=True)
+            assert found.stats.draft == ("memory+medusa" if draft and speculative else None)
