@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from ..speculative.sequence import Sequence
 
 
-FADE = 1 / 20
+FADE = 1 / 8
 """Weight of the latest proposal in what proposals of its kind are expected to bring."""
 BACK = 1 / 50
-"""How far an expectation goes back to where it began with each cycle in which the other was asked: it is tried again."""
+"""How far an expectation goes back with each cycle in which the other was asked: to where it began, or, if that is less, to
+ENOUGH times what the other brings. So it is tried again, and a long match, which is dear where it is wrong, no sooner."""
+ENOUGH = 1.1
 SECOND_GAIN = 1.5
 """Accepted tokens that are expected of the second draft before it was asked."""
 
@@ -35,9 +37,10 @@ class Expectations:
     def prefers_first(self, matched: int) -> bool:
         """Whether a match of so many tokens is expected to bring as much as the second draft."""
         gain = self._gains.setdefault(matched, float(matched))
-        if gain >= self._gains[None]:
+        second = self._gains[None]
+        if gain >= second:
             return True
-        self._gains[matched] = gain + BACK * (matched - gain)
+        self._gains[matched] = gain + BACK * (min(matched, ENOUGH * second) - gain)
         return False
 
     def note(self, matched: int | None, accepted: int) -> None:

@@ -183,6 +183,16 @@ def test_a_match_is_asked_where_it_brought_as_much_as_the_second_draft() -> None
     assert expected.prefers_first(2)
 
 
+@pytest.mark.parametrize("matched", [4, 20])
+def test_a_long_match_that_was_wrong_is_tried_again_no_sooner(matched: int) -> None:
+    expected = Expectations()
+    for _ in range(60):
+        expected.note(matched, 0)
+        expected.note(None, 3)
+    waits = next(at for at in range(300) if expected.prefers_first(matched))
+    assert 100 < waits < 150
+
+
 def test_the_second_draft_is_asked_where_the_first_brings_less() -> None:
     class Matching(Told):
         def matched(self, sequence: Any) -> int:
