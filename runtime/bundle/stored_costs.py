@@ -199,7 +199,9 @@ def pick_costs(manifest: Manifest, machine: str, threads: int) -> CostTable:
 def with_combinations(table: CostTable, drafts: Sequence[DraftInfo]) -> CostTable:
     """The table with an entry for every combination of these drafts: that of its second one, which runs in some of its
     cycles."""
-    return _with(table, combinations(drafts))
+    behind = combinations(drafts)
+    own = {name: table.drafts[last] for name, last in behind.items() if last in table.drafts}
+    return replace(table, drafts={**table.drafts, **own})
 
 
 def with_drafts_of_requests(table: CostTable, drafts: Sequence[DraftInfo]) -> CostTable:
@@ -211,13 +213,6 @@ def with_drafts_of_requests(table: CostTable, drafts: Sequence[DraftInfo]) -> Co
     entries = {
         name: replace(table.drafts.get(last or "", FREE), host=host)
         for name, last in behind_requests(drafts).items()
-    }
-    return replace(table, drafts={**table.drafts, **entries})
-
-
-def _with(table: CostTable, behind: Mapping[str, str | None]) -> CostTable:
-    entries = {
-        name: table.drafts[last] for name, last in behind.items() if last is not None and last in table.drafts
     }
     return replace(table, drafts={**table.drafts, **entries})
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 FADE = 1 / 8
 """Weight of the latest proposal in what proposals of its kind are expected to bring."""
 BACK = 1 / 50
-"""How far an expectation goes back with each cycle in which the other was asked: to where it began, or, if that is less, to
-ENOUGH times what the other brings. So it is tried again, and a long match, which is dear where it is wrong, no sooner."""
+"""How far an expectation goes back with each cycle in which the other was asked: to where it began, or to ENOUGH times what
+the other brings if that is less. So it is tried again, a long match no sooner."""
 ENOUGH = 1.1
 SECOND_GAIN = 1.5
 """Accepted tokens that are expected of the second draft before it was asked."""

@@ -12,8 +12,7 @@ Its decisions are a function of the tokens so far and of a stored cost table; it
   that `tune` saw has that much in advance, once in a session.
 
 Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
-gained is followed by another at once. Until one is paid, or a purse has grown, a request that is decoded alone is left alone
-(`rest.py`): its cycles are counted, and what is decided is the same.
+gained is followed by another at once. Until then the cycles of a lone request are only counted (`rest.py`).
 """
 
 from __future__ import annotations
@@ -231,7 +230,7 @@ class Adaptive:
 
     def _budget(self, name: str, group: list[RequestRecord]) -> tuple[Budget, int]:
         """What maximises expected tokens per second among what the purses can pay for; and for how many cycles behind the
-        next one nothing does, as far as that is known."""
+        next one that is nothing, as far as that is known."""
         batch, learned = len(group), group[0].learned
         seconds = self._cycle_seconds(name, batch)
         plain = seconds[0]

@@ -1,5 +1,4 @@
-"""How long the controller can leave a request that drafts nothing alone: its own work for a cycle takes as long as a tenth
-of a small model's pass."""
+"""How long the controller can leave a request alone: its own work for a cycle takes a tenth of a small model's pass."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ def cycles_of_rest(
     reached: Items[float],
     loss_budget: float,
 ) -> int:
-    """After how many plain cycles of one sequence, to which nothing is allotted now, something may be: none of what
-    `Adaptive` decides by changes in them but the purse and what is saved for probes. Rather one too few."""
+    """After how many plain cycles of one sequence, to which nothing is allotted now, something may be, rather one too few:
+    they change nothing but its purse and what is saved for probes."""
     learned, plain = request.learned, seconds[0]
     hit_rate = learned.hit_rate
     # Up to its floor a request's purse does not grow with it.

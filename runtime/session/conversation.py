@@ -80,8 +80,7 @@ class Conversation:
             raise PromptError("this bundle has no chat template and holds no conversation")
 
     def _remembers(self, options: GenerateOptions) -> bool:
-        """Whether a turn has a draft that earlier answers can be asked before. What is accepted without being the model's own
-        words must not draw an answer towards earlier ones."""
+        """Whether a turn has a draft that earlier answers can be asked before; a lossy one would be drawn towards them."""
         draft = self._session.bundle.manifest.choose_draft(options.get("draft"))
         return draft is not None and draft.layer is None and options.get("lossy") is None
 

@@ -21,8 +21,7 @@ ROOT = -1
 
 
 class Recall:
-    """One text against a corpus. `push` takes about a microsecond while the text goes on as one of few answers or has a
-    token that none has, and about ten where it leaves them.
+    """One text against a corpus. `push` takes about a microsecond where the text goes on as an answer, ten where it does not.
 
     `shortest`: how many tokens must match for anything to be proposed; with 1 the followed place is proposed where
     nothing matches. `barred` ids and ids outside 0..`vocab_size` − 1 are never proposed; `ends` are ids that nothing follows.
@@ -42,10 +41,8 @@ class Recall:
         self._most = vocab_size
         self._text = [START]
         self._followed = 0 if len(self._tokens) > 1 else None
-        self.longest: int
-        """Tokens at the text's end that stand somewhere; that it begins counts for one."""
-        self._places: list[int]
-        """Where those end, in the corpus."""
+        self.longest: int  # tokens at the text's end that stand somewhere; that it begins counts for one
+        self._places: list[int]  # where those end
         self._search()
 
     def __len__(self) -> int:
