@@ -29,13 +29,15 @@ SECOND_GAIN = 1.5
 
 class Expectations:
     """Accepted tokens that a proposal brings, by how many tokens its source matched; of the second draft under None. A match
-    of n tokens is first taken to bring n. From what was accepted alone, never from the clock."""
+    of n tokens is first taken to bring n, and a guess without one to bring one. From what was accepted alone, never from the
+    clock."""
 
     def __init__(self) -> None:
         self._gains: dict[int | None, float] = {None: SECOND_GAIN}
 
     def prefers_first(self, matched: int) -> bool:
         """Whether a match of so many tokens is expected to bring as much as the second draft."""
+        matched = max(1, matched)
         gain = self._gains.setdefault(matched, float(matched))
         second = self._gains[None]
         if gain >= second:
@@ -45,6 +47,7 @@ class Expectations:
 
     def note(self, matched: int | None, accepted: int) -> None:
         """What a proposal brought."""
+        matched = None if matched is None else max(1, matched)
         before = self._gains.get(matched, float(matched or 0))
         self._gains[matched] = before + FADE * (accepted - before)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..bundle.combined_drafts import behind_requests
 from ..bundle.stored_acceptance import measured_chains, measured_trees
 from ..bundle.stored_costs import pick_costs, with_drafts_of_requests
 from ..policy.adaptive import Adaptive
@@ -26,6 +25,5 @@ def make_controller(
     trees = measured_trees(manifest) if manifest.exact_trees else {}
     chains = measured_chains(manifest)
     untrained = [draft.name for draft in manifest.drafts if not draft.trained]
-    untrained += [name for name, last in behind_requests(manifest.drafts).items() if last in untrained]
     heads = {draft.name: n for draft in manifest.drafts if (n := draft.options.most_tokens) is not None}
     return Adaptive(costs, most, learn, threshold, trees, chains, untrained, heads)

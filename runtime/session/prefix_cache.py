@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prefix:
-    """Cached slots: token ids int64 [n], their positions int64 [axes, n] (None: they count from 0), and the pictures
-    among them with the places where their embeddings begin."""
+    """Cached slots: token ids int64 [n], their positions int64 [axes, n] (None: they count from 0), and the digests of the
+    pictures among them by the places where their embeddings begin. Pixels are let go."""
 
     ids: np.ndarray
     positions: np.ndarray | None = None
-    views: tuple[tuple[int, View], ...] = ()
+    digests: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def snapshot(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
         behind = next_position(positions) + np.arange(max(0, length - positions.shape[1]))
         behind = np.broadcast_to(behind, (len(positions), len(behind)))
         positions = np.concatenate([positions, behind], axis=1)[:, :length]
-    return Prefix(ids, positions, _placed(prepared))
+    return Prefix(ids, positions, _digests(prepared))
 
 
 def common_length(prefix: Prefix, prepared: Prepared) -> int:
@@ -72,11 +72,11 @@ def common_length(prefix: Prefix, prepared: Prepared) -> int:
     if len(here) != len(there):
         here, there = (np.broadcast_to(each, (max(len(here), len(there)), count)) for each in (here, there))
     count = _run((here == there).all(0))
-    known = dict(prefix.views)
+    known = dict(prefix.digests)
     for start, view in _placed(prepared):
         if start >= count:
             break
-        same = start in known and start + view.num_embeds <= count and known[start].digest == view.digest
+        same = start + view.num_embeds <= count and known.get(start) == view.digest
         if not same:
             return start
     return count
@@ -84,9 +84,7 @@ def common_length(prefix: Prefix, prepared: Prepared) -> int:
 
 def same_prompt(prefix: Prefix, prepared: Prepared) -> bool:
     """Whether all ids and pictures of `prepared` are those of `prefix`: an encoder then gives the same."""
-    return np.array_equal(prefix.ids, prepared.token_ids) and [
-        (start, view.digest) for start, view in prefix.views
-    ] == [(start, view.digest) for start, view in _placed(prepared)]
+    return np.array_equal(prefix.ids, prepared.token_ids) and prefix.digests == _digests(prepared)
 
 
 def align_to_images(prepared: Prepared, count: int) -> int:
@@ -105,6 +103,10 @@ def _placed(prepared: Prepared) -> tuple[tuple[int, View], ...]:
         for end, view in zip(ends, prepared.views, strict=True)
     ]
     return tuple(zip(starts, prepared.views, strict=True))
+
+
+def _digests(prepared: Prepared) -> tuple[tuple[int, bytes], ...]:
+    return tuple((start, view.digest) for start, view in _placed(prepared))
 
 
 def _run(equal: np.ndarray) -> int:

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from ...decoder.decoder import Decoder
     from ...speculative.proposer import Proposer
 
-SHORTEST_FIRST = 2
-"""Tokens that must match where another draft could be asked; that an answer begins counts for one."""
-
 
 def _propose(draft: DraftInfo, decoder: Decoder) -> Proposer:
     from .memory import MemoryProposer
@@ -21,10 +18,4 @@ def _propose(draft: DraftInfo, decoder: Decoder) -> Proposer:
     return MemoryProposer(draft, decoder)
 
 
-def _propose_first(draft: DraftInfo, decoder: Decoder) -> Proposer:
-    from .memory import MemoryProposer
-
-    return MemoryProposer(draft, decoder, SHORTEST_FIRST)
-
-
-KIND = DraftKind("memory", _propose, propose_first=_propose_first, of_requests=1)
+KIND = DraftKind("memory", _propose, propose_first=_propose, of_requests=1)
