@@ -14,7 +14,7 @@ from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.base import Prepared
-from vlmexport.runtime.session.active_request import image_embeds_of
+from vlmexport.runtime.session.picture_cache import PictureCache
 
 STEPS, WIDE = 3, 6
 PARENTS = (-1, 0, 0, 2, 1, 3, 5)
@@ -47,7 +47,7 @@ class PassLogits:
         want = self._forward(inputs, path)
 
         decoder.reset(0)
-        images = image_embeds_of(decoder, prepared.views) if prepared.views else None
+        images = PictureCache(0).image_embeds_of(decoder, prepared.views) if prepared.views else None
         rows = decoder.embed(prepared.token_ids, images, prepared.image_positions)
         first = decoder.prefill(rows, decoder.add(), prepared.positions).logits(0)[None].copy()
         found = {"prefill": _far(first, want[:1])}
