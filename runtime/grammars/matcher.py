@@ -72,13 +72,13 @@ class GrammarMatcher:
     def extend(self, tokens: Sequence[int]) -> None:
         """These were emitted."""
         for token in tokens:
-            if self._over or self._lost:
+            if self._over:
                 return
             if token in self._ends:
                 self._over = True
             elif self._path[:1] == [token]:
                 del self._path[0]  # the matcher stands on or behind it
-            else:
+            elif not self._lost:
                 self._lost = not self._go((token,))  # where llguidance gives up; the next mask says so
                 self._path.clear()
             self._emitted.append(token)

@@ -10,9 +10,8 @@ import itertools
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import llguidance
 import numpy as np
 import pytest
 from vlmexport.runtime.drafts.grammar.forced import ForcedTokens
@@ -20,7 +19,8 @@ from vlmexport.runtime.grammars.matcher import GrammarMatcher
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speculative import sequence as sequences
 
-from tests.support.oracle import Oracle, Request
+if TYPE_CHECKING:
+    from tests.support.oracle import Oracle, Request
 
 ALPHABET = "abc"
 END = 1
@@ -69,6 +69,8 @@ def allowed(tokens: tuple[int, ...], vocabulary: int) -> np.ndarray:
 
 @functools.cache
 def _compiled(vocabulary: int) -> tuple[Any, Any]:
+    import llguidance
+
     known = words(vocabulary)
 
     class Words:
@@ -92,6 +94,7 @@ def _compiled(vocabulary: int) -> tuple[Any, Any]:
 
 def of_letters(vocabulary: int, pattern: str) -> Callable[[], GrammarMatcher]:
     """States at the beginning, over a vocabulary whose token 0 ends and whose others are a, b, …: what matches a pattern."""
+    import llguidance
 
     class Letters:
         eos_token_id, bos_token_id, special_token_ids = 0, None, (0,)

@@ -68,7 +68,7 @@ class Watched:
             pictures, done = [], 0
             for view, own in zip(prepared.views, rows, strict=True):
                 assert prepared.image_positions is not None
-                frames = torch.from_numpy(own).reshape(view.frames, -1, own.shape[-1])
+                frames = torch.from_numpy(own.copy()).reshape(view.frames, -1, own.shape[-1])
                 pictures.append((int(prepared.image_positions[done]), list(frames)))
                 done += view.num_embeds
             layer = VispecOracle(network, embed, table, features, ids, pictures)
@@ -124,7 +124,7 @@ def several_and_none(rig: Rig) -> None:
 def conversation(rig: Rig) -> None:
     """Turns with and without pictures: every turn goes on behind what the layer keeps of those before, and sees the last
     picture, not an earlier one."""
-    asked: dict[str, Any] = TREE | {"max_new_tokens": 4}
+    asked: dict[str, Any] = TREE | {"max_new_tokens": 4, "memory": None}  # the layer alone
     with watched(rig) as seen:
         for turns in ((None, PICTURES[0], PICTURES[2]), (PICTURES[2], None)):
             chat = seen.session.chat()

@@ -428,7 +428,9 @@ def test_first_picture_of_a_folder_is_read_once(
     known = each.first_readable(files)
     assert known[0] == tmp_path / "1.png"
     session = types.SimpleNamespace(
-        generate=lambda image, *_, **__: types.SimpleNamespace(text=str(image.getpixel((0, 0))), stats=None)
+        generate=lambda image, *_, **__: types.SimpleNamespace(
+            text=str(image.getpixel((0, 0))), stats=None, lossy=None
+        )
     )
     monkeypatch.setattr("vlmexport.runtime.commands.run_report.summary", lambda _: "")
     with pytest.raises(ImageError, match="1 of 3 pictures could not be answered"):
