@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,12 +34,9 @@ class PictureCache:
         self.max_bytes = max_bytes
         self.encoded = 0
         """Pictures and videos that the tower has seen."""
+        self.nbytes = 0
+        """Of what is kept."""
         self._views: OrderedDict[bytes, View] = OrderedDict()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is kept."""
-        return sum(_nbytes(view) for view in self._views.values())
 
     def check(self, similar: float | None) -> None:
         """Raises `OptionError` where `similar` is asked of a session that keeps nothing."""
@@ -62,7 +60,9 @@ class PictureCache:
         known = self._views.get(view.digest)
         if known is not None:
             if similar is not None:  # it may have been kept by a request that compares nothing
+                self.nbytes -= _nbytes(known)
                 known.__dict__.setdefault("thumbnail", view.thumbnail)
+                self.nbytes += _nbytes(known)
         elif similar is not None:
             known = self._nearest(view, similar)
         if known is None:
@@ -78,8 +78,9 @@ class PictureCache:
         seen = view.with_image_embeds(image_embeds, decoder.manifest.model.fingerprint)
         if _nbytes(seen) <= self.max_bytes:
             self._views[seen.digest] = seen
+            self.nbytes += _nbytes(seen)
             while self.nbytes > self.max_bytes:
-                self._views.popitem(last=False)
+                self.nbytes -= _nbytes(self._views.popitem(last=False)[1])
         return seen
 
     def image_embeds_of(self, decoder: Decoder, views: Iterable[View]) -> np.ndarray:
@@ -97,7 +98,7 @@ class PictureCache:
             return None
         kind = (view.num_embeds, view.layout)
         found: View | None = None
-        for known in list(reversed(self._views.values()))[:MOST_COMPARED]:
+        for known in islice(reversed(self._views.values()), MOST_COMPARED):
             thumbnail = known.__dict__.get("thumbnail")
             if thumbnail is None or (known.num_embeds, known.layout) != kind:
                 continue

@@ -157,6 +157,12 @@ def test_thumbnails_count_as_bytes() -> None:
         cache.image_embeds_of(tower, [cache.recall(view(number, 40 * number), similar=1.0)])  # type: ignore[arg-type]
     assert cache.nbytes == cache.max_bytes
     assert cache.recall(view(0, 0), similar=1.0).encoded is None
+    later = PictureCache(1 << 20)  # one that was kept before anybody compared
+    later.image_embeds_of(tower, [view(5, 10)])  # type: ignore[arg-type]
+    assert later.nbytes == 64
+    for _ in range(2):
+        assert later.recall(view(5, 10), similar=1.0).encoded is not None
+        assert later.nbytes == 64 + 32 * 32 * 3
 
 
 def test_session_without_a_picture_cache(tiny_bundle: Bundles) -> None:
