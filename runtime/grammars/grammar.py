@@ -74,7 +74,7 @@ READERS: dict[str, Callable[[str, Any], Grammar]] = {
     "choices": of_choices,
     "grammar": of_lark,
 }
-"""By the option of a request."""
+"""By the option of a request, which may give one of them."""
 
 
 def read_grammar(name: str, value: Any) -> Grammar:

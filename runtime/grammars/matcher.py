@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -24,8 +23,6 @@ KEPT = 16
 
 MOST_RECOVERIES = 8
 """Of a request: each compiles its grammar again, which takes a second where that is as large as llguidance can take."""
-
-_compiled: WeakKeyDictionary[GrammarTokens, dict[tuple[str, str], Any]] = WeakKeyDictionary()
 
 
 class GrammarMatcher:
@@ -190,7 +187,7 @@ def compile_grammar(bundle: Bundle, grammar: Grammar) -> GrammarMatcher:
     from .tokens import grammar_tokens
 
     tokens = grammar_tokens(bundle)
-    compiled = _compiled.setdefault(tokens, {})
+    compiled = tokens.compiled
     key = grammar.option, grammar.source
 
     def begin(again: bool) -> Any:

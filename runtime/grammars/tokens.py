@@ -21,7 +21,7 @@ _made: WeakKeyDictionary[Tokenizer, GrammarTokens] = WeakKeyDictionary()
 
 class GrammarTokens:
     """`backend`: llguidance's `LLTokenizer`. `strips`: whether the text of an answer goes without the space that its first
-    token begins with, so that a grammar must allow one there."""
+    token begins with, so that a grammar must allow one there. `compiled`: grammars over it, the latest last."""
 
     def __init__(self, bundle: Bundle) -> None:
         """Raises `OptionError` for a tokenizer that llguidance cannot read, and for a model without an end token."""
@@ -47,6 +47,7 @@ class GrammarTokens:
             raise_if_foreign(error)
             raise OptionError(f"grammar: llguidance cannot read this bundle's tokenizer ({error})") from None
         self.strips = _strips(tokenizer)
+        self.compiled: dict[tuple[str, str], Any] = {}
 
 
 def grammar_tokens(bundle: Bundle) -> GrammarTokens:

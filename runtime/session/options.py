@@ -19,19 +19,16 @@ from ..common.options import (
     Texts,
 )
 from ..common.validation import ADAPTIVE, CHANNELS
+from ..grammars.grammar import Grammar, read_grammar
 from ..text.stop import LONGEST
 
 if TYPE_CHECKING:
     from ..drafts.memory.answers import Memory
-    from ..grammars.grammar import Grammar
     from ..policy.base import DraftPolicy
     from ..sampling.typical import Typical
 
 DRAFT_SAMPLING = ("match", "drawn", "auto")
 """Match the target's draws; draw proposals; whichever accepts more."""
-
-GRAMMARS = ("schema", "regex", "choices", "grammar")
-"""At most one of them may be given."""
 
 LONGEST_NAME = 200
 """Characters of a memory's name."""
@@ -50,12 +47,6 @@ def _memory(name: str, value: Any) -> "Memory | str":
     if isinstance(value, Memory) or (isinstance(value, str) and 1 <= len(value) <= LONGEST_NAME):
         return value
     raise OptionError(f"{name}: {value!r:.80} is no `Memory` and no name of 1 to {LONGEST_NAME} characters")
-
-
-def _grammar(name: str, value: Any) -> "Grammar":
-    from ..grammars.grammar import read_grammar
-
-    return read_grammar(name, value)
 
 
 def _lossy(name: str, value: Any) -> "Typical":
@@ -93,24 +84,26 @@ class GenerateOptions(TypedDict, total=False):
     schema: Annotated[
         Any,
         Custom(
-            checked=_grammar, flag=None,
+            checked=read_grammar, flag=None,
             help="JSON schema of the answer: a dict, or a class of pydantic's. `Result.parsed` has its value.",
         ),
     ]  # fmt: skip
     regex: Annotated[
-        "Grammar | str | None",
+        Grammar | str | None,
         Custom(
-            checked=_grammar, expert=True, metavar="PATTERN",
+            checked=read_grammar, expert=True, metavar="PATTERN",
             help="A regular expression that the whole answer matches.",
         ),
     ]  # fmt: skip
     choices: Annotated[
-        "Grammar | Sequence[str] | None",
-        Custom(checked=_grammar, flag=None, help="Texts, one of which is the answer."),
+        Grammar | Sequence[str] | None,
+        Custom(checked=read_grammar, flag=None, help="Texts, one of which is the answer."),
     ]
     grammar: Annotated[
-        "Grammar | str | None",
-        Custom(checked=_grammar, flag=None, help="A grammar of the answer, in llguidance's Lark notation."),
+        Grammar | str | None,
+        Custom(
+            checked=read_grammar, flag=None, help="A grammar of the answer, in llguidance's Lark notation."
+        ),
     ]
     ignore_eos: Annotated[bool, Switch(flag=None, help="Go on after an end token.")]
     channels: Annotated[

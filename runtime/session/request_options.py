@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.errors import OptionError
 from ..common.options import check_options, declared_options
-from .options import GRAMMARS, GenerateOptions
+from ..grammars.grammar import READERS
+from .options import GenerateOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,7 +35,7 @@ class _Values:
                 f"draft_sampling: {checked['draft_sampling']} keeps the distribution, lossy and forced acceptance do not; "
                 "choose one"
             )
-        grammars = [name for name in GRAMMARS if checked[name] is not None]
+        grammars = [name for name in READERS if checked[name] is not None]
         if len(grammars) > 1:
             raise OptionError(f"{grammars[0]} and {grammars[1]} both say what the answer must be; choose one")
         if grammars and (checked["ignore_eos"] or self.forced_acceptance is not None):
@@ -76,7 +77,7 @@ else:
 
 def grammar_of(options: RequestOptions, bundle: "Bundle") -> "GrammarMatcher | None":
     """The beginning of an answer in the grammar that the options give. Raises `OptionError` for one that cannot be read."""
-    given = [value for name in GRAMMARS if (value := getattr(options, name)) is not None]
+    given = [value for name in READERS if (value := getattr(options, name)) is not None]
     if not given:
         return None
     from ..grammars.matcher import compile_grammar
