@@ -3,76 +3,47 @@ rounding of matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    AutoConfig,
-    Blip2ForConditionalGeneration,
-    LlamaForCausalLM,
-    LlavaForConditionalGeneration,
-    LlavaNextForConditionalGeneration,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2ForCausalLM,
-    T5ForConditionalGeneration,
-    VisionEncoderDecoderModel,
-)
+import transformers
+from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 from vlmexport.exporter.quantization.blocks import dequantize, quantize
 
-CLASSES: dict[str, Any] = {
-    "blip-2": Blip2ForConditionalGeneration,
-    "llama": LlamaForCausalLM,
-    "llava": LlavaForConditionalGeneration,
-    "llava_next": LlavaNextForConditionalGeneration,
-    "qwen2": Qwen2ForCausalLM,
-    "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
-    "t5": T5ForConditionalGeneration,
-    "vision-encoder-decoder": VisionEncoderDecoderModel,
-}
-"""`model_type` → class. A new family is one line here."""
-
-PARTS = {
-    "llama": ("model.layers", "model.norm"),
-    "llava": ("model.language_model.layers", "model.language_model.norm"),
-    "llava_next": ("model.language_model.layers", "model.language_model.norm"),
-    "qwen2": ("model.layers", "model.norm"),
-    "qwen2_5_vl": ("model.language_model.layers", "model.language_model.norm"),
-    "opt": ("model.decoder.layers", "model.decoder.final_layer_norm"),
-    "gpt2": ("transformer.h", "transformer.ln_f"),
-    "t5": ("decoder.block", "decoder.final_layer_norm"),
-}
-"""`model_type` of a model, or of its language model → where its layers and its final norm are."""
+NORMS = ("norm", "ln_f", "final_layer_norm")
+"""What decoders call their final norm."""
 
 NEVER = 10**6
 """An end token that no model has."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
-    """`token_ids` with special tokens and image tokens; `pixels` float32 [3, H, W] or None. A picture of any size is
-    patches [n, values] and a `grid` of (rows, columns) that the decoder sees, or tiles [n, 3, H, W] and the `size`
-    (height, width) that it had.
+    """`token_ids` with special tokens and image tokens; `vision`, what the model's own forward takes of a picture, or None.
 
     Where every row that the decoder sees is an image row (no text encoder), `token_ids` only say how many there are.
     """
 
     token_ids: tuple[int, ...]
-    pixels: np.ndarray | None = None
-    grid: tuple[int, int] | None = None
-    size: tuple[int, int] | None = None
+    vision: Mapping[str, np.ndarray] | None = None
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        seen = sorted((self.vision or {}).items())
+        return self.token_ids, tuple((name, values.shape, values.tobytes()) for name, values in seen)
 
     def __hash__(self) -> int:
-        pixels = None if self.pixels is None else self.pixels.tobytes()
-        return hash((self.token_ids, self.grid, self.size, pixels))
+        return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Request) and hash(self) == hash(other)
+        return isinstance(other, Request) and self._key == other._key
 
 
 class Oracle:
@@ -80,19 +51,20 @@ class Oracle:
 
     def __init__(self, folder: Path, weights: str | None = None) -> None:
         """`weights`: the kind of integers that its matrices are rounded to, and read as floats again."""
-        kind = AutoConfig.from_pretrained(folder).model_type
-        self.model = (
-            CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-        )
+        config = AutoConfig.from_pretrained(folder)
+        kind = getattr(transformers, (config.architectures or [""])[0])
+        self.model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         paths = {"blip-2": "language_model", "vision-encoder-decoder": "decoder"}
-        self.text = self.model.get_submodule(paths.get(kind, ""))
-        layers, norm = PARTS[kind if kind in PARTS else self.text.config.model_type]
-        self.layers, self.norm = self.text.get_submodule(layers), self.text.get_submodule(norm)
-        self.stack = self.text.get_submodule(layers.rpartition(".")[0])
+        self.text = self.model.get_submodule(paths.get(config.model_type, ""))
+        self.stack = self.text.get_decoder()
         """The module that `layers` belong to."""
-        self.reads_text = kind != "vision-encoder-decoder"
+        named = dict(self.stack.named_children())
+        self.layers = next(child for child in named.values() if isinstance(child, torch.nn.ModuleList))
+        self.norm = next(named[name] for name in NORMS if name in named)
+        self.reads_text = config.model_type != "vision-encoder-decoder"
         self.encoder_decoder = not self.reads_text or bool(self.text.config.is_encoder_decoder)
         if weights is not None:
+            layers = next(name for name, module in self.text.named_modules() if module is self.layers)
             self._round(f"{layers}.", weights)
 
     def _round(self, layers: str, kind: str) -> None:
@@ -119,17 +91,10 @@ class Oracle:
         if self.reads_text:
             ids = torch.tensor([[*request.token_ids, *behind]])
             inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if request.grid is not None:
-            assert request.pixels is not None
-            merge = self.model.config.vision_config.spatial_merge_size
-            inputs["pixel_values"] = torch.from_numpy(request.pixels)
-            inputs["image_grid_thw"] = torch.tensor([[1, *(merge * side for side in request.grid)]])
+        for name, values in (request.vision or {}).items():
+            inputs[name] = torch.from_numpy(values)
+        if "mm_token_type_ids" in signature(self.model.forward).parameters:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).long()
-        elif request.size is not None:
-            inputs["pixel_values"] = torch.from_numpy(request.pixels)
-            inputs["image_sizes"] = torch.tensor([request.size])
-        elif request.pixels is not None:
-            inputs["pixel_values"] = torch.from_numpy(request.pixels)[None]
         if tokens is not None and self.encoder_decoder:
             inputs["decoder_input_ids"] = torch.tensor([[self.start, *tokens]])
         return inputs

@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.logits import TargetLogits
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.calls import BoundCalls
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.mrope import Span, positions
-from vlmexport.runtime.images.processors import tiles
-from vlmexport.runtime.images.processors.patches import settings_of
-from vlmexport.runtime.images.windows import windows
 from vlmexport.runtime.session.widths import open_decoder
 from vlmexport.runtime.speculative.proposer import Picture
 
@@ -71,12 +69,6 @@ FAMILIES = (
 )
 """Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant; a precision stands
 behind a family's name, and the oracle then has the rounded weights."""
-
-GRIDS = ((2, 3), (3, 2), (5, 1), (2, 2), (1, 4))
-"""Rows and columns of pictures of a family that takes any size; windows are 2 × 2 there."""
-
-SIZES = ((32, 60), (61, 33), (50, 70), (30, 200), (90, 20), (64, 64))
-"""Heights and widths of pictures of a family that cuts them into tiles of 32 × 32: with and without margins."""
 
 RELATIVE = 2e-5
 """Tolerance as a part of the largest logit: float32 has 6e-8, sums over a hundred terms in another order through two
@@ -150,39 +142,24 @@ class Rig:
         return found
 
     def request(self, seed: int, length: int = 7) -> Request:
-        """A prompt of `length` ordinary tokens, with an image where the family takes one."""
+        """A prompt of `length` ordinary tokens, with an image where the family takes one, of a size that depends on the
+        seed where the tower takes several."""
         rng = np.random.default_rng(seed)
-        text = self.manifest.text
+        text, tower = self.manifest.text, self.tiny.family.vision
         ids = rng.integers(3, text.vocab_size - 4, length).tolist()
-        if self.manifest.image is None:
+        if tower is None:
             return Request(tuple(ids))
-        if self.manifest.image.processor == "llava-next":
-            tiling, size = tiles.settings_of(self.manifest.image), SIZES[seed % len(SIZES)]
-            pixels = rng.standard_normal((tiling.tiles(*size), 3, tiling.side, tiling.side), dtype=np.float32)
-            marks = [self.image_token] * len(tiling.row_index(*size))
-            return Request((*marks, *ids, *text.eos_token_ids[:1]), pixels, size=size)
-        if text.image_rows is None:
-            grid, (down, across) = settings_of(self.manifest.image)[0], GRIDS[seed % len(GRIDS)]
-            patches = (down * across * grid.patches, grid.patch_values)
-            marks = [self.image_token] * (down * across)
-            pixels = rng.standard_normal(patches, dtype=np.float32)
-            return Request((*marks, *ids, *text.eos_token_ids[:1]), pixels, (down, across))
-        height, width = self.manifest.image.height, self.manifest.image.width
-        assert height is not None and width is not None, "a family of one size"
-        pixels = rng.standard_normal((3, height, width), dtype=np.float32)
+        drawn, count = tower.random(torch.Generator().manual_seed(seed), seed)
+        vision = {name: value.numpy() for name, value in drawn.items()}
         if self.manifest.decoder.cross_attention and self.manifest.encoder is None:
-            return Request((text.pad_token_id or 0,) * text.image_rows, pixels)
-        return Request((*[self.image_token] * text.image_rows, *ids, *text.eos_token_ids[:1]), pixels)
+            return Request((text.pad_token_id or 0,) * count, vision)
+        return Request((*[self.image_token] * count, *ids, *text.eos_token_ids[:1]), vision)
 
-    def vision(self, request: Request) -> dict[str, np.ndarray]:
-        """Inputs of the `vision` graph."""
-        assert request.pixels is not None and self.manifest.image is not None
-        if request.grid is not None:
-            return windows(request.pixels, *request.grid, settings_of(self.manifest.image)[0])
-        if request.size is not None:
-            index = tiles.settings_of(self.manifest.image).row_index(*request.size)
-            return {"pixel_values": request.pixels, "row_index": index}
-        return {"pixel_values": request.pixels[None]}
+    def vision(self, request: Request) -> list[dict[str, np.ndarray]]:
+        """Inputs of each run of the `vision` graph."""
+        tower = self.tiny.family.vision
+        assert request.vision is not None and tower is not None
+        return tower.runs(request.vision)
 
     def image_rows(self, request: Request) -> int:
         """Rows of the picture in front of the prompt."""
@@ -190,11 +167,16 @@ class Rig:
 
     def positions(self, request: Request, count: int) -> np.ndarray | None:
         """Of the first `count` rows, where they do not just count."""
-        return None if request.grid is None else positions(count, [Span(0, 1, *request.grid)])
+        if self.manifest.decoder.position != "mrope":
+            return None
+        assert request.vision is not None and self.manifest.image is not None
+        merge = self.manifest.image.extra["merge_size"]
+        frames, down, across = request.vision["image_grid_thw"][0].tolist()
+        return positions(count, [Span(0, frames, down // merge, across // merge)])
 
     def pictures(self, request: Request) -> np.ndarray | None:
         """Rows [n, E] of the picture in front of the prompt."""
-        return None if request.pixels is None else self.decoder.image_embeds([self.vision(request)])
+        return None if request.vision is None else self.decoder.image_embeds(self.vision(request))
 
     def source(self, request: Request) -> np.ndarray:
         """Prompt rows [n, E] with the image rows in their place."""
@@ -242,14 +224,14 @@ class Rig:
         for row, request in enumerate(requests):
             if self.manifest.decoder.cross_attention:
                 self.decoder.encode(row, self.source(request))
-            elif request.pixels is not None:
+            elif request.vision is not None:
                 count = self.image_rows(request)
                 self.decoder.prefill(self.source(request)[:count], row, self.positions(request, count))
 
     def batch_ids(self, request: Request) -> list[int]:
         """What the first pass over a batch carries of a request."""
         ids = self.first_ids(request)
-        if request.pixels is None or self.manifest.decoder.cross_attention:
+        if request.vision is None or self.manifest.decoder.cross_attention:
             return ids
         return ids[self.image_rows(request) :]
 

@@ -109,7 +109,7 @@ def prefill(rig_for: RigFor, family: str) -> None:
             rig.start(request, tokens), rig.oracle.logits(request, tokens)[-1:], f"prefill {length} + {extra}"
         )
     if rig.manifest.image is not None:
-        images = [rig.vision(rig.request(seed)) for seed in (1, 2)]
+        images = [run for seed in (1, 2) for run in rig.vision(rig.request(seed))]
         alone = [rig.decoder.image_embeds([image]) for image in images]
         assert np.array_equal(rig.decoder.image_embeds(images), np.concatenate(alone))
 

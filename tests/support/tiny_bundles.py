@@ -23,6 +23,7 @@ from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, Imitat
 from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa.medusa_network import MedusaConfig, MedusaHeads
+from vlmexport.exporter.families.common.base import Family
 from vlmexport.exporter.families.common.layer_skip import Sublayers
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
@@ -197,6 +198,11 @@ class TinyBundle:
     def bundle(self) -> Bundle:
         """The opened bundle."""
         return Bundle.open(self.path)
+
+    @cached_property
+    def family(self) -> Family:
+        """What exported it."""
+        return family_for(open_checkpoint(str(self.checkpoint)))
 
     def networks(self) -> dict[str, torch.nn.Module]:
         """Graph name → a draft's network in PyTorch, with its weights as the bundle holds them."""

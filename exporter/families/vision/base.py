@@ -80,8 +80,9 @@ class Vision:
         """What the tower's graph needs beside the language model's hooks."""
         return contextlib.nullcontext()
 
-    def random(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], int]:
-        """One random picture as the model's own processor would give it, and its embeddings."""
+    def random(self, generator: torch.Generator, variant: int = 0) -> tuple[dict[str, torch.Tensor], int]:
+        """One random picture as the model's own processor would give it, and its embeddings; `variant` chooses among a few
+        sizes of a tower of many."""
         assert self.num_embeds is not None
         return {"pixel_values": torch.randn(1, 3, *self.side, generator=generator)}, self.num_embeds
 

@@ -25,6 +25,9 @@ from .base import Calls
 from .clip import ClipVision
 from .tile_settings import canvas_list, tiled_image
 
+RANDOM_SIZES = ((1.05, 1.9), (0.6, 2.0), (1.9, 1.05), (1.5, 2.2), (0.9, 6.3), (2.8, 0.6), (2.0, 2.0))
+"""(height, width) of random pictures, in tiles."""
+
 
 class _Lines(nn.Module):
     """The embedding that ends a line of a picture, as a module whose parameter has the name that it has in the model."""
@@ -101,10 +104,11 @@ class ClipTilesVision(ClipVision):
         ]
         return {"pixel_values": torch.cat(tiles), "image_sizes": made["image_sizes"]}
 
-    def random(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], int]:
-        """See `Vision`; a picture whose canvas has margins."""
+    def random(self, generator: torch.Generator, variant: int = 0) -> tuple[dict[str, torch.Tensor], int]:
+        """See `Vision`; pictures whose canvases have margins, and some that have none."""
         side = self.tiling.side
-        size = (side + 1, 2 * side - 1)
+        down, across = RANDOM_SIZES[variant % len(RANDOM_SIZES)]
+        size = (round(side * down), round(side * across))
         pixels = torch.randn(self.tiling.tiles(*size), 3, side, side, generator=generator)
         count = len(self.tiling.row_index(*size))
         return {"pixel_values": pixels, "image_sizes": torch.tensor([size])}, count

@@ -31,8 +31,8 @@ from ..common.parts import GraphSpec
 from .base import Calls, Vision
 from .patch_settings import patched_image, sampled_video
 
-RANDOM_UNITS = (5, 3)
-"""(rows, columns) of units of a random picture: not a whole number of windows."""
+RANDOM_UNITS = ((5, 3), (2, 3), (3, 2), (5, 1), (2, 2), (1, 4))
+"""(rows, columns) of units of random pictures: most are not a whole number of windows."""
 
 
 @dataclass(frozen=True)
@@ -210,9 +210,9 @@ class Qwen2_5Vision(Vision):
         )
         return {**described, "window_size": self.grid.window_size, "video": video}
 
-    def random(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], int]:
+    def random(self, generator: torch.Generator, variant: int = 0) -> tuple[dict[str, torch.Tensor], int]:
         """See `Vision`."""
-        down, across = RANDOM_UNITS
+        down, across = RANDOM_UNITS[variant % len(RANDOM_UNITS)]
         units = down * across
         pixels = torch.randn(units * self.grid.patches, self.grid.patch_values, generator=generator)
         merge = self.grid.merge_size
