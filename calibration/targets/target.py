@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..data.reading.records import Record
 from .changing import ChangingDecoder
 from .devices import find_device
 from .image_places import pictures_of, placeholder_tokens
-from .teacher_forcing import Rows, Texts, layer_outputs
+from .teacher_forcing import Rows, Texts, hidden_states_kept
 
 FUSED = 4  # how many last residuals FastVLM fuses
 
@@ -190,7 +190,7 @@ class Target:
         """
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         numbers = {*layers, *range(max(1, self.num_layers - FUSED + 1), self.num_layers + 1)}
-        with layer_outputs(self.layers, numbers, self.lm_head) as outputs:
+        with self._hidden_states_after(numbers) as outputs:
             starts = self._forward(prompts, answers)
         batch_indices, slots, tokens, positions = [], [], [], []
         for b, answer in enumerate(answers):
@@ -219,7 +219,7 @@ class Target:
         """The records' texts behind their prompts, teacher-forced; also the hidden states after `taps` layers."""
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         image_embeds: list[Tensor] = []
-        with layer_outputs(self.layers, {*taps, self.num_layers}, self.lm_head) as kept, ExitStack() as stack:
+        with self._hidden_states_after({*taps, self.num_layers}) as kept, ExitStack() as stack:
             if self._vision_output is not None and self._image_embeds is not None:
                 read = self._image_embeds
                 stack.callback(
@@ -243,6 +243,9 @@ class Target:
             learned[b, start : len(ids) - 1] = True
         pictures = pictures_of(self.family, prompts, image_embeds)
         return Texts(hidden, self.embed(tokens), tokens, learned, pictures, tapped, lengths)
+
+    def _hidden_states_after(self, numbers: Iterable[int]) -> AbstractContextManager[dict[int, Tensor]]:
+        return hidden_states_kept(self.layers, self.final_norm, numbers, self.lm_head)
 
     def _forward(self, prompts: Sequence[ReferencePrompt], answers: Sequence[tuple[int, ...]]) -> list[int]:
         """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per prompt."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from torch import Tensor, nn
+
+from ...exporter.families.common.hidden_states import hidden_states_after
 
 
 @dataclass
@@ -56,25 +57,21 @@ class Texts:
 
 
 @contextmanager
-def layer_outputs(
-    layers: nn.ModuleList, numbers: Iterable[int], lm_head: nn.Module
+def hidden_states_kept(
+    layers: nn.ModuleList, final_norm: nn.Module, numbers: Iterable[int], lm_head: nn.Module
 ) -> Iterator[dict[int, Tensor]]:
-    """Number of a layer, from 1 → hidden states [B, T, E] after it, of what the model runs meanwhile.
+    """Number of layers, from 1 → hidden states [B, T, E] after them, of what the model runs meanwhile.
 
     `lm_head` reads the first token of each text alone: logits of all would take more memory than all else, and nobody
     reads them.
     """
     outputs: dict[int, Tensor] = {}
-
-    def keep(number: int, output: Any) -> None:
-        outputs[number] = output[0] if isinstance(output, tuple) else output
-
-    with ExitStack() as stack:
-        for number in set(numbers):
-            hook = layers[number - 1].register_forward_hook(
-                lambda *seen, number=number: keep(number, seen[-1])
-            )
-            stack.callback(hook.remove)
-        short = lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, :1],))
-        stack.callback(short.remove)
-        yield outputs
+    short = lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, :1],))
+    try:
+        # `update` gives None: what is read stays as it is.
+        with hidden_states_after(
+            layers, final_norm, numbers, lambda number, hidden: outputs.update({number: hidden})
+        ):
+            yield outputs
+    finally:
+        short.remove()

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..families.common.base import Family
+from ..families.common.hidden_states import hidden_states_after
 from ..families.common.parts import Parts
 
 Array = np.ndarray
@@ -170,29 +171,17 @@ def residuals_at(
     """Records what enters the layers at the cuts, and the final norm: arrays, or with `given` tensors, and `given`'s own
     enter in their place."""
     residuals: dict[int, Any] = {}
-    hooks: list[Any] = []
-    for index, module in [*((i, layers[i]) for i in cuts if i < len(layers)), (len(layers), norm)]:
 
-        def hook(_module: Any, args: Any, kwargs: Any, index: int = index) -> Any:
-            hidden_states = args[0] if args else kwargs["hidden_states"]
-            if given is None:
-                residuals[index] = _array(hidden_states)
-                return None
-            residuals[index] = hidden_states
-            hidden_states = widened(given.residuals[index] if index else given.input_embeds)
-            return (
-                ((hidden_states, *args[1:]), kwargs)
-                if args
-                else (args, kwargs | {"hidden_states": hidden_states})
-            )
+    def keep(index: int, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        if given is None:
+            residuals[index] = _array(hidden_states)
+            return None
+        residuals[index] = hidden_states
+        return widened(given.residuals[index] if index else given.input_embeds)
 
-        # Before a hook that loads parameters: a recorded input does not depend on them.
-        hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-    try:
+    # Before a hook that loads parameters: a recorded input does not depend on them.
+    with hidden_states_after(layers, norm, {*cuts, len(layers)}, keep):
         yield residuals
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -123,26 +122,23 @@ class Oracle:
     @lru_cache(maxsize=1024)  # noqa: B019
     def hidden(self, request: Request, tokens: tuple[int, ...], layer: int) -> torch.Tensor:
         """The last row [1, E] after decoder layer `layer`, before any final norm."""
-        seen: list[Any] = []
-        hook = self.layers[layer - 1].register_forward_hook(lambda module, args, out: seen.append(out))
-        try:
-            with torch.inference_mode():
-                self.model(**self._inputs(request, tokens), use_cache=False)
-        finally:
-            hook.remove()
-        out = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
-        return out[0, -1:].clone()
+        return self.rows_after(request, tokens, layer)[-1:]
 
     def rows_after(self, request: Request, tokens: Sequence[int], layer: int) -> torch.Tensor:
-        """Rows [n, E] after decoder layer `layer` at every position up to the last of `tokens`."""
-        seen: list[Any] = []
-        hook = self.layers[layer - 1].register_forward_hook(lambda module, args, out: seen.append(out))
+        """Rows [n, E] after decoder layer `layer` at every position up to the last of `tokens`: what the next layer reads,
+        or the final norm."""
+        seen: list[torch.Tensor] = []
+        reader = self.layers[layer] if layer < len(self.layers) else self.norm
+        hook = reader.register_forward_pre_hook(
+            lambda _module, given, named: seen.append(given[0] if given else named["hidden_states"]),
+            with_kwargs=True,
+        )
         try:
             with torch.inference_mode():
                 self.model(**self._inputs(request, tuple(tokens)), use_cache=False)
         finally:
             hook.remove()
-        return (seen[0][0] if isinstance(seen[0], tuple) else seen[0])[0].clone()
+        return seen[0][0].clone()
 
     def final_row(self, request: Request, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """What the LM head reads for the token after `tokens`, [1, E], and its table [V, E]."""

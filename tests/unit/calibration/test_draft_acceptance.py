@@ -16,6 +16,7 @@ from vlmexport.calibration.evaluation.plot import plot_by_position
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.features.features import LiveFeatures
 from vlmexport.calibration.targets.target import Target
+from vlmexport.calibration.targets.teacher_forcing import hidden_states_kept
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.errors import OptionError
@@ -41,15 +42,13 @@ def draft(target: Target, told: RecordSet, tmp_path_factory: pytest.TempPathFact
 
 def next_token(target: Target, record, text: list[int], network: nn.Module | None) -> int:
     """Greedy next token by a whole pass over `text`; from the draft's layer when a network is given."""
-    kept = {}
     layer = target.num_layers if network is None else LAYER
-    hook = target.layers[layer - 1].register_forward_hook(
-        lambda m, i, o: kept.update(rows=o[0] if isinstance(o, tuple) else o)
-    )
-    with torch.no_grad():
+    with (
+        torch.no_grad(),
+        hidden_states_kept(target.layers, target.final_norm, [layer], nn.Identity()) as kept,
+    ):
         logits_after(target, record, text)
-        hook.remove()
-        rows = kept["rows"][:, -1]
+        rows = kept[layer][:, -1]
         return int(target.head(rows if network is None else network(rows)).argmax())
 
 
