@@ -94,8 +94,7 @@ def quantize_layers(
         for index, layer in enumerate(stack.layers):
             if stack.matrices[index]:
                 run.quantize_layer(stack, index, calls)
-            calls.hidden = list(calls.outputs(layer, index))
-            calls.arguments[index] = []
+            calls.advance(layer, index)
             report(f"quantized layer {index + 1}/{len(stack.layers)}")
     run.result.tokens = calls.tokens
     head = head_matrix(target)

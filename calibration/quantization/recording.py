@@ -19,6 +19,11 @@ class _ReadEnough(Exception):
     """The last layer has been called: what follows is not needed."""
 
 
+def first_of(output: Any) -> Tensor:
+    """The hidden states in what a layer gives."""
+    return output[0] if isinstance(output, tuple) else output
+
+
 @dataclass(frozen=True)
 class Arguments:
     """Of one call of a layer, beside its hidden states."""
@@ -28,16 +33,17 @@ class Arguments:
 
     def run(self, layer: nn.Module, hidden: Tensor) -> Tensor:
         """What the layer makes of hidden states [1, T, E]."""
-        output = layer(hidden, *self.others, **self.named)
-        return output[0] if isinstance(output, tuple) else output
+        return first_of(layer(hidden, *self.others, **self.named))
 
 
 @dataclass
 class Calls:
-    """Records on their way through layers: `hidden` [1, T, E] of each, and for each layer the arguments for each."""
+    """Records on their way through layers: `hidden` [1, T, E] of each, and for each layer the arguments for each, and what
+    was added to what the layer before it gave, [1, T, E] or None (DeepStack)."""
 
     hidden: list[Tensor]
     arguments: list[list[Arguments]]
+    added: list[list[Tensor | None]]
 
     @property
     def tokens(self) -> int:
@@ -49,11 +55,20 @@ class Calls:
         for hidden, arguments in zip(self.hidden, self.arguments[index], strict=True):
             yield arguments.run(layer, hidden)
 
+    def advance(self, layer: nn.Module, index: int) -> None:
+        """Let each record's hidden states pass layer `index`, now `layer`."""
+        self.hidden = list(self.outputs(layer, index))
+        self.arguments[index] = []
+        if index + 1 < len(self.added):
+            pairs = zip(self.hidden, self.added[index + 1], strict=True)
+            self.hidden = [hidden if added is None else hidden + added for hidden, added in pairs]
+            self.added[index + 1] = []
+
 
 @torch.no_grad()
 def record_calls(target: Target, layers: nn.ModuleList, records: Sequence[Record]) -> Calls:
     """One pass of the target as it is now over each record, prompt and text, alone: nothing is padded."""
-    calls = Calls([], [[] for _ in layers])
+    calls = Calls([], [[] for _ in layers], [[] for _ in layers])
     with _recording(layers, calls):
         for record in records:
             inputs = collate(target.family, [target.prompt(record)], [target.answer(record)[:-1]])
@@ -64,11 +79,16 @@ def record_calls(target: Target, layers: nn.ModuleList, records: Sequence[Record
 
 @contextmanager
 def _recording(layers: nn.ModuleList, calls: Calls) -> Iterator[None]:
+    last: list[Tensor] = []
+
     def keep(index: int, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         named = dict(named)
         hidden, others = (given[0], given[1:]) if given else (named.pop("hidden_states"), ())
         if index == 0:
             calls.hidden.append(hidden)
+        else:
+            before = last.pop()
+            calls.added[index].append(None if torch.equal(hidden, before) else hidden - before)
         calls.arguments[index].append(Arguments(others, named))
         if index == len(layers) - 1:
             raise _ReadEnough
@@ -78,5 +98,7 @@ def _recording(layers: nn.ModuleList, calls: Calls) -> Iterator[None]:
             hook = layer.register_forward_pre_hook(
                 lambda _layer, given, named, index=index: keep(index, given, named), with_kwargs=True
             )
+            hooks.callback(hook.remove)
+            hook = layer.register_forward_hook(lambda _layer, _given, output: last.append(first_of(output)))
             hooks.callback(hook.remove)
         yield

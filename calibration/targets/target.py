@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ class Target:
         """
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         numbers = {*layers, *range(max(1, self.num_layers - FUSED + 1), self.num_layers + 1)}
-        with self._hidden_states_after(numbers) as outputs:
+        with hidden_states_kept(self.layers, self.final_norm, numbers, self.lm_head) as outputs:
             starts = self._forward(prompts, answers)
         batch_indices, slots, tokens, positions = [], [], [], []
         for b, answer in enumerate(answers):
@@ -200,9 +200,8 @@ class Target:
             slots += range(starts[b] + begin, starts[b] + begin + count)
             tokens += answer[begin:]
             positions += range(begin, begin + count)
-        index = (
-            torch.tensor(batch_indices, dtype=torch.long, device=self.device),
-            torch.tensor(slots, dtype=torch.long, device=self.device),
+        index = tuple(
+            torch.tensor(each, dtype=torch.long, device=self.device) for each in (batch_indices, slots)
         )
         residuals = [outputs[i][index] for i in sorted(numbers) if i > self.num_layers - FUSED]
         trunks = {n: outputs[n][index] for n in layers}
@@ -219,14 +218,16 @@ class Target:
         """The records' texts behind their prompts, teacher-forced; also the hidden states after `taps` layers."""
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         image_embeds: list[Tensor] = []
-        with self._hidden_states_after({*taps, self.num_layers}) as kept, ExitStack() as stack:
+        with ExitStack() as stack:
+            numbers = {*taps, self.num_layers}
+            kept = stack.enter_context(
+                hidden_states_kept(self.layers, self.final_norm, numbers, self.lm_head)
+            )
             if self._vision_output is not None and self._image_embeds is not None:
                 read = self._image_embeds
-                stack.callback(
-                    self._vision_output.register_forward_hook(
-                        lambda *seen: image_embeds.append(read(seen[-1]))
-                    ).remove
-                )
+                tower = self._vision_output
+                hook = tower.register_forward_hook(lambda *seen: image_embeds.append(read(seen[-1])))
+                stack.callback(hook.remove)
             with torch.no_grad():
                 starts = self._forward(prompts, answers)
         hidden = kept[self.num_layers].clone()
@@ -243,9 +244,6 @@ class Target:
             learned[b, start : len(ids) - 1] = True
         pictures = pictures_of(self.family, prompts, image_embeds)
         return Texts(hidden, self.embed(tokens), tokens, learned, pictures, tapped, lengths)
-
-    def _hidden_states_after(self, numbers: Iterable[int]) -> AbstractContextManager[dict[int, Tensor]]:
-        return hidden_states_kept(self.layers, self.final_norm, numbers, self.lm_head)
 
     def _forward(self, prompts: Sequence[ReferencePrompt], answers: Sequence[tuple[int, ...]]) -> list[int]:
         """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per prompt."""
@@ -274,15 +272,12 @@ class Target:
     def _groups(self, prompts: Sequence[ReferencePrompt]) -> list[list[int]]:
         """Requests that one `generate` takes together: a decoder of its own must start with equally many tokens, and
         a model that counts tokens (a repetition penalty, say) must not count those that fill short prompts."""
-        alike = self._counts_tokens or any(prompt.decoder_ids is not None for prompt in prompts)
+        counts_tokens = set(describe_generation(self.checkpoint)) != {"ignored"}
+        alike = counts_tokens or any(prompt.decoder_ids is not None for prompt in prompts)
         groups: dict[int, list[int]] = {}
         for index, prompt in enumerate(prompts):
             groups.setdefault(len(decoder_prefix(prompt)) if alike else 0, []).append(index)
         return list(groups.values())
-
-    @property
-    def _counts_tokens(self) -> bool:
-        return set(describe_generation(self.checkpoint)) != {"ignored"}
 
     def moved(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Inputs of the model, where it is."""

@@ -58,6 +58,7 @@ DRAFTS = (
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"position": "rotary"},
     {"position": "mrope"},
+    {"position": "mrope", "deepstack_layers": 1},
     {"position": "learned", "cross_attention": True},
     {"position": "relative_bias", "cross_attention": True, "mask_dtype": "float", "mask_heads": 101},
 )
@@ -90,6 +91,7 @@ NOTES = {
     "segment cross_value.i": "with cross-attention, as from `cross_kv`",
     "cross_kv cross_key.i": "of every decoder layer",
     "cross_kv cross_value.i": "of every decoder layer",
+    "deepstack.i": "of the first layers of a model with DeepStack: added to the rows behind layer i; zero where no picture is",
     "segment attn_mask": "float where a bias rides on the mask",
     "segment positions": "only in some segments: `positions_shape` in `runtime/graphs/values.py` says which",
     "head row_index": "into the flattened batch × width rows, selected before the final norm and the LM head",
@@ -158,7 +160,7 @@ def manifests() -> Iterator[Any]:
     """What roles read of manifests, of each variant."""
     shape: dict[str, Any] = {
         "num_layers": 3, "hidden_size": 1009, "num_heads": 101, "num_kv_heads": 103, "head_dim": 107, "mask_dtype": "bool",
-        "mask_heads": 1, "cross_attention": False,
+        "mask_heads": 1, "cross_attention": False, "deepstack_layers": None,
     }  # fmt: skip
     drafts = [
         DraftInfo(name=role, kind=role, graphs={role: role}, options=options) for role, options in DRAFTS
@@ -203,7 +205,11 @@ def rows(role: GraphRole) -> Iterator[tuple[str, str, str]]:
     """Of a table: input or `→` output, type and shape, note."""
     if role.interface is None:
         yield "what the family declares", "", "for a fixed size `pixel_values` f32 [batch, 3, height, width]"
-        yield "→ `image_rows`", "[batch, R, E]", "vision tower, connector"
+        yield (
+            "→ `image_rows`",
+            "[batch, R, E]",
+            "vision tower, connector; with DeepStack [R, (1 + layers) · E]",
+        )
         return
     own, usual, base = interfaces(role), ({}, {}), BASES.get(role.name)
     if base is not None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...runtime.graphs.values import deepstack_inputs
 from ..families.common.base import Family
 from ..families.common.hidden_states import hidden_states_after
 from ..families.common.parts import Parts
@@ -56,6 +57,8 @@ class Captured:
     """What the same inputs give in a decoder without the sublayers that a draft leaves out."""
     input_embeds: Array | None = None
     """[B, N, E] what enters layer 0, positions included where the decoder has a table of them."""
+    deepstack: dict[str, Array] = field(default_factory=dict)
+    """[B, N, E] by the graphs' inputs: what is added behind the first layers where embeddings of pictures are."""
     error: Captured | None = None
     """How far the reference's float32 is from float64 (float32 − float64) where every part of the model is given what it
     was given in float32: of `image_embeds`, `encoder_states`, keys and values, `residuals`, `final_hidden` and `logits`."""
@@ -96,6 +99,7 @@ def capture(
             output = model(**inputs, use_cache=True)
         embedded = _embed(family, parts.embed, ids, None if crossing else seen.get("image"))
         first_rows, residuals[0] = residuals[0], _array(embedded)
+        image_embeds = _array(seen["image"]) if "image" in seen else None
         captured = Captured(
             kind,
             ids.numpy(),
@@ -105,11 +109,12 @@ def capture(
             [],
             _array(output.logits),
             vision=family.vision.runs(pictures) if family.vision is not None and pictures else [],
-            image_embeds=_array(seen["image"]) if "image" in seen else None,
+            image_embeds=image_embeds,
             final_hidden=_array(seen["norm"] * parts.logit_scale),
             lm_head=_array(seen["lm_head"]) if lm_head else None,
             positions=seen["positions"].numpy() if family.decoder.position == "mrope" else None,
             input_embeds=first_rows,
+            deepstack=deepstack_embeds(family, ids.numpy(), image_embeds),
         )
         own, cross = caches(output, crossing)
         if crossing:
@@ -154,8 +159,22 @@ def _embed(
     embeds = embed(ids)
     if image_embeds is not None and family.image_token_id is not None:
         embeds = embeds.clone()
-        embeds[ids == family.image_token_id] = image_embeds.reshape(-1, image_embeds.shape[-1])
+        entering = image_embeds.reshape(-1, image_embeds.shape[-1])[:, : embeds.shape[-1]]
+        embeds[ids == family.image_token_id] = entering
     return embeds
+
+
+def deepstack_embeds(family: Family, ids: Array, image_embeds: Array | None) -> dict[str, Array]:
+    """Float32 [B, N, E] by the graphs' inputs: of `image_embeds` [..., (1 + layers) · E] what is added behind the first
+    layers, in the places of image tokens among `ids` int64 [B, N]; zero elsewhere."""
+    shape, deepstack = family.decoder, {}
+    for number, name in enumerate(deepstack_inputs(shape.deepstack_layers, range(shape.num_layers)), 1):
+        deepstack[name] = np.zeros((*ids.shape, shape.hidden_size), np.float32)
+        if image_embeds is not None:
+            rows = image_embeds.reshape(-1, image_embeds.shape[-1])
+            begin = number * shape.hidden_size
+            deepstack[name][ids == family.image_token_id] = rows[:, begin : begin + shape.hidden_size]
+    return deepstack
 
 
 def _vision_inputs(inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:

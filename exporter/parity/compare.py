@@ -13,7 +13,7 @@ from ...runtime.bundle.manifest import GraphInfo
 from ...runtime.decoder.masks import encoder_mask
 from ...runtime.drafts.layer_skip_options import kept_attention
 from ...runtime.engines.base import DTYPES
-from ...runtime.graphs.values import positions_shape
+from ...runtime.graphs.values import deepstack_inputs, positions_shape
 from ..drafts.common.base import Draft
 from .capture import Captured
 from .host_masks import bias_of, masks_of
@@ -154,7 +154,7 @@ def _layers(
 ) -> None:
     """Rows after layers [first, end), and keys and values of those that attend."""
     error, last = _error(c), ends[1]
-    steps, runs = run_layers(bundle, runner, graph, c, ends[0], attention)
+    steps, runs = run_layers(bundle, runner, graph, c, range(*ends), attention)
     for (start, end), outputs in zip(steps, runs, strict=True):
         expected = (x.residuals[last][:, start:end] for x in (c, error))
         tally.add("hidden", outputs["hidden_out"], *expected)
@@ -166,18 +166,24 @@ def _layers(
 
 
 def run_layers(
-    bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, first: int, attention: Sequence[int]
+    bundle: Bundle,
+    runner: GraphRunner,
+    graph: GraphInfo,
+    c: Captured,
+    layers: range,
+    attention: Sequence[int],
 ) -> tuple[tuple[tuple[int, int], ...], list[dict[str, np.ndarray]]]:
-    """(positions [start, end) of every step, its outputs): layers of the decoder from `first` on, of which those in `attention`
+    """(positions [start, end) of every step, its outputs): `layers` of the decoder, of which those in `attention`
     have keys and values, on the hidden states that enter there. The reference runs all positions at once; the graph runs them as prefill,
     one token, and the rest."""
     decoder = bundle.manifest.decoder
+    first = layers[0]
     hidden = c.residuals[first]
     batch, count, _ = hidden.shape
     cache_len = count + SPARE
     noise = np.random.default_rng(3)
     shape = (batch, decoder.num_kv_heads, cache_len, decoder.head_dim)
-    layers = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in attention]
+    caches = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in attention]
     stale = noise.standard_normal(shape, np.float32)  # one for all layers: they may be many and large
     masks = masks_of(bundle, cache_len)
     positions = positions_shape(decoder.position, first)
@@ -198,11 +204,13 @@ def run_layers(
             feeds["positions"] = np.ascontiguousarray(
                 np.broadcast_to(places[..., start:end], sizes)  # type: ignore[arg-type]
             )
+        for name in deepstack_inputs(decoder.deepstack_layers, layers):
+            feeds[name] = np.ascontiguousarray(c.deepstack[name][:, start:end])
         if decoder.cross_attention:
             feeds |= _cross(c, attention, end - start)
         runs.append(feeds)
-    runs[0] |= dict.fromkeys(layers, stale)
-    return steps, runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in layers})
+    runs[0] |= dict.fromkeys(caches, stale)
+    return steps, runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in caches})
 
 
 def _error(c: Captured) -> Captured:

@@ -67,8 +67,8 @@ def float32_errors(
 
 @contextmanager
 def _as_given(parts: Parts, given: Captured) -> Iterator[None]:
-    """Lets what follows the encoder, or image embeddings that cross-attention reads, have float32's values of them, and the
-    encoder those of what it reads."""
+    """Lets what follows the encoder, image embeddings that cross-attention reads or that are added behind layers, have
+    float32's values of them, and the encoder those of what it reads."""
     hooks: list[Any] = []
 
     def length(_module: Any, args: Any, kwargs: Any) -> Any:
@@ -88,6 +88,9 @@ def _as_given(parts: Parts, given: Captured) -> Iterator[None]:
     source = parts.encoder or (parts.vision_output if given.encoder_states is not None else None)
     if source is not None:
         hooks.append(source.register_forward_hook(states))
+    if parts.vision_output is not None and parts.put_deepstack is not None and given.image_embeds is not None:
+        put, embeds = parts.put_deepstack, widened(given.image_embeds)
+        hooks.append(parts.vision_output.register_forward_hook(lambda _m, _a, output: put(output, embeds)))
     try:
         yield
     finally:

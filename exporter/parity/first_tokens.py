@@ -11,8 +11,9 @@ import numpy as np
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.common.errors import ExportError
+from ...runtime.graphs.values import image_width
 from ..families.common.base import Family
-from .capture import Captured
+from .capture import Captured, deepstack_embeds
 from .compare import run_embed, run_encoder, run_head, run_layers
 from .generation import NEAR_TIE
 from .runner import GraphRunner
@@ -45,7 +46,7 @@ def chained_logits(
     """float32 [B · length, V]: logits of the last `length` positions of each sequence by the bundle's graphs alone."""
     graphs = bundle.manifest.graphs
     by_role = {graph.role: graph for graph in graphs.values()}
-    width = bundle.manifest.decoder.hidden_size
+    size, width = bundle.manifest.decoder.hidden_size, image_width(bundle.manifest.decoder)
     pictures = [runner.run(by_role["vision"].file, given)["image_rows"] for given in captured.vision]
     image_embeds = np.concatenate([each.reshape(-1, width) for each in pictures]) if pictures else None
 
@@ -53,10 +54,12 @@ def chained_logits(
         hidden_states = run_embed(bundle, runner, by_role["embed"], ids)
         marks = ids == family.image_token_id
         if image_embeds is not None and marks.any():  # a decoder behind an encoder reads none
-            hidden_states[marks] = image_embeds
+            hidden_states[marks] = image_embeds[:, :size]
         return hidden_states
 
-    chained = replace(captured, residuals={})
+    chained = replace(
+        captured, residuals={}, deepstack=deepstack_embeds(family, captured.token_ids, image_embeds)
+    )
     if captured.source_ids is not None:
         chained.encoder_hidden = embed(captured.source_ids)
         chained.encoder_states = run_encoder(bundle, runner, by_role["encoder"], chained)
@@ -73,7 +76,7 @@ def chained_logits(
         if graph.role == "segment":
             assert graph.layers is not None
             first, last = graph.layers
-            _, outputs = run_layers(bundle, runner, graph, chained, first, range(first, last))
+            _, outputs = run_layers(bundle, runner, graph, chained, range(first, last), range(first, last))
             chained.residuals[last] = np.concatenate([each["hidden_out"] for each in outputs], 1)
     hidden = chained.residuals[family.decoder.num_layers]
     count = hidden.shape[1]

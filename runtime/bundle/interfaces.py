@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..common.errors import BundleError
 from ..graphs.registry import UNKNOWN, graph_role
 from ..graphs.role import Values
+from ..graphs.values import image_width
 
 if TYPE_CHECKING:
     from .manifest import GraphInfo, Manifest, ValueInfo
@@ -58,7 +59,7 @@ def _check_vision(manifest: Manifest, name: str, graph: GraphInfo) -> None:
     shape = graph.outputs[0].shape if len(graph.outputs) == 1 else []
     fits = (
         len(shape) >= 2
-        and shape[-1] == manifest.decoder.hidden_size
+        and shape[-1] == image_width(manifest.decoder)
         and graph.outputs[0].name == "image_rows"
         and graph.outputs[0].dtype == manifest.compute_dtype
         and (manifest.text.image_rows is None or shape[-2] == manifest.text.image_rows)
@@ -66,7 +67,7 @@ def _check_vision(manifest: Manifest, name: str, graph: GraphInfo) -> None:
     if not fits:
         raise BundleError(
             f"manifest field 'graphs.{name}.outputs' does not fit the rest of the manifest: image_rows "
-            f"{manifest.compute_dtype} [..., {manifest.text.image_rows or 'rows'}, {manifest.decoder.hidden_size}] is "
+            f"{manifest.compute_dtype} [..., {manifest.text.image_rows or 'rows'}, {image_width(manifest.decoder)}] is "
             "implied; build the bundle again"
         )
 

@@ -184,7 +184,8 @@ _RELATIVE_BIAS = optional(RelativeBias.parse)
 @dataclass(kw_only=True)
 class DecoderInfo(Part):
     """Shape of the decoder and how it is cut: segment k holds layers cuts[k]..cuts[k + 1] − 1. `max_positions` is
-    the size of the table of learned positions."""
+    the size of the table of learned positions, `deepstack_layers` how many first layers a picture's embeddings are added
+    behind."""
 
     num_layers: int = checked(_LAYERS)
     hidden_size: int = checked(_WIDTH)
@@ -198,6 +199,7 @@ class DecoderInfo(Part):
     cuts: list[int] = checked(list_of(integer(0, 1024), 1025))
     relative_bias: RelativeBias | None = checked(_RELATIVE_BIAS, default=None)
     max_positions: int | None = checked(optional(integer(1, 1 << 24)), default=None)
+    deepstack_layers: int | None = checked(optional(integer(1, 64)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -139,6 +139,7 @@ class Decoder:
         """Go on with the one sequence that is cached, cut to its first `length` slots, and what it looks at with
         cross-attention; returns its place."""
         assert self.arena.batch == 1 and length <= self.arena.lengths[0]
+        self.passes.deepstack.clear()
         self.arena.lengths[0] = length
         self.passes.positions.offsets[0] = 0
         self.exit_count = 0
@@ -153,6 +154,7 @@ class Decoder:
 
     def add(self) -> int:
         """A further sequence; returns its place."""
+        self.passes.deepstack.clear()
         batch_index = self.arena.add()
         self.passes.positions.offsets[batch_index] = 0
         if self.encoder is not None:
@@ -181,10 +183,12 @@ class Decoder:
         image_positions: np.ndarray | None = None,
     ) -> np.ndarray:
         """Hidden states [n, E] of a prompt; `image_embeds`, in order, replace the embeddings at `image_positions` (by
-        default: where the ids are `text.image_token_id`). Raises `PromptError` where these are not as many."""
+        default: where the ids are `text.image_token_id`). With `deepstack_layers` they are [n, (1 + layers) · E]: behind
+        what enters the first layer stands what is added behind each of those, of text zero. Raises `PromptError` where
+        positions and `image_embeds` are not as many."""
         ids = np.asarray(token_ids, np.int64)
         if image_embeds is None:
-            return self.embedding.embeddings(ids)
+            return self.passes.deepstack.widened(self.embedding.embeddings(ids))
         if image_positions is None:
             image_positions = np.flatnonzero(ids == self.manifest.text.image_token_id)
         if len(image_positions) != len(image_embeds):
@@ -192,9 +196,9 @@ class Decoder:
                 f"the prompt has {len(image_positions)} image slots for {len(image_embeds)} image rows"
             )
         if len(image_positions) == len(ids):  # nothing but images: their placeholders need no embedding
-            hidden_states = np.empty((len(ids), self._size), DTYPES[self.dtype])
+            hidden_states = np.empty((len(ids), image_embeds.shape[1]), DTYPES[self.dtype])
         else:
-            hidden_states = self.embedding.embeddings(ids)
+            hidden_states = self.passes.deepstack.widened(self.embedding.embeddings(ids))
         hidden_states[image_positions] = image_embeds
         return hidden_states
 
@@ -211,8 +215,8 @@ class Decoder:
         positions: np.ndarray | None = None,
         on_hidden_states: OnHiddenStates | None = None,
     ) -> TargetLogits:
-        """Run all segments over hidden states [n, E] of the prompt of a sequence, behind those that it has (`resume`);
-        what the target says after the last one.
+        """Run all segments over hidden states of the prompt of a sequence, as `embed` gives them, behind those that it has
+        (`resume`); what the target says after the last one.
 
         `positions` int64 [axes, all tokens] by default count from 0; later positions go on after the highest. Widths are
         rounded up to few sizes. Raises `PromptError` for an empty prompt, and for more than the session holds.

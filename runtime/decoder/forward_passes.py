@@ -14,6 +14,7 @@ from ..bundle.manifest import Manifest
 from ..engines.base import DTYPES, Engine, View
 from ..engines.buffers import HostBuffer
 from ..graphs.values import embedding_tensors
+from .deepstack import DeepStack
 from .embedding import Embedding
 from .encoder import Encoder
 from .exit_states import ExitStates
@@ -70,6 +71,7 @@ class ForwardPasses:
             max_num_tokens,
             min(max_num_tokens, PREFILL_WIDTH, capacity),
         )
+        self.deepstack = DeepStack(engine, info, max_num_tokens, hidden_dtype)
         self._encoder, self._direct = encoder, engine.host_memory
         self.cache: dict[PassKey, ForwardPass] = {}
         """Passes by (first segment, end, width, step, first sequence, sequences), or by a graph and its sequences."""
@@ -139,6 +141,7 @@ class ForwardPasses:
         forward_pass, inputs = self._new_pass(batch, 1, 0)
         inputs["hidden"] = self._add_input(forward_pass)
         result = self._hidden[1].view(inputs["hidden"].shape)
+        inputs |= self.deepstack.views(range(self._info.num_layers), result.shape)
         outputs = {"hidden_out": result}
         for layer in attention:
             caches, updated = self.arena.bindings(layer, layer + 1, 0, batch)
@@ -159,10 +162,8 @@ class ForwardPasses:
         forward_pass.mask = self._mask.host(shape)
         forward_pass.indices = self.write_indices.host((batch,))
         forward_pass.pushes = [(self._mask, shape), (self.write_indices, (batch,))]
-        return forward_pass, {
-            "attn_mask": self._mask.view(shape),
-            "write_indices": self.write_indices.view((batch,)),
-        }
+        shared = {"attn_mask": self._mask.view(shape), "write_indices": self.write_indices.view((batch,))}
+        return forward_pass, shared
 
     def _add_input(self, forward_pass: ForwardPass) -> View:
         """Where the embeddings of tokens enter a pass."""
@@ -178,7 +179,7 @@ class ForwardPasses:
         first, end = self._info.cuts[number : number + 2]
         batch, batch_index = forward_pass.batch, forward_pass.batch_index
         inputs, outputs = self.arena.bindings(first, end, batch_index, batch)
-        inputs |= {"hidden": source, **shared}
+        inputs |= {"hidden": source, **shared, **self.deepstack.views(range(first, end), target.shape)}
         positions = self.positions.attach(forward_pass, first)
         if positions is not None:
             inputs["positions"] = positions
@@ -203,8 +204,10 @@ class ForwardPasses:
             fill = embedding_writer(forward_pass.embeds, self.embedding)
         if forward_pass.positions is not None:
             positions, width, write_chain = (
-                forward_pass.positions, forward_pass.width, self.positions.write_chain,
-            )  # fmt: skip
+                forward_pass.positions,
+                forward_pass.width,
+                self.positions.write_chain,
+            )
             write = lambda start: write_chain(positions, 0, start, width)  # noqa: E731
         return chain_step(forward_pass, self.masks, self._encoder, fill, write)
 
@@ -232,17 +235,18 @@ class ForwardPasses:
     def run_prompt(
         self, forward_pass: ForwardPass, hidden_states: np.ndarray, start: int, positions: np.ndarray | None
     ) -> None:
-        """Run over hidden states [n ≤ width, E] of the prompt of one sequence, in slots from `start` on, at `positions`
-        [axes, n] (None: their slots). The padding's keys lie beyond the length and are overwritten."""
-        hidden, count = forward_pass.hidden, len(hidden_states)
+        """Run over `Decoder.embed`'s hidden states of n ≤ width tokens of one prompt, in slots from `start` on, at
+        `positions` [axes, n] (None: their slots). The padding's keys lie beyond the length and are overwritten."""
+        hidden, count, size = forward_pass.hidden, len(hidden_states), self._info.hidden_size
         assert hidden is not None
-        hidden[0, :count] = hidden_states
+        hidden[0, :count] = hidden_states[:, :size]
         hidden[0, count:] = 0
         self._hidden[0].push(hidden.shape)
         forward_pass.indices[0] = start
         self.masks.chain(forward_pass.mask, 0, start, forward_pass.width)
         self.positions.write_prompt(forward_pass, start, positions)
-        self._launch(forward_pass)
+        with self.deepstack.adding(hidden_states[:, size:]):
+            self._launch(forward_pass)
 
     def _embed_tokens(self, forward_pass: ForwardPass, tokens: Sequence[int]) -> None:
         """Embeddings of `tokens` [batch × width], on the engine's side."""

@@ -74,7 +74,7 @@ def kept_attention(manifest: Manifest) -> list[int]:
 
 
 def _layers(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[Values, Values]:
-    return layers_interface(manifest, 0, kept_attention(manifest))
+    return layers_interface(manifest, range(manifest.decoder.num_layers), kept_attention(manifest))
 
 
 def _cached_layers(manifest: Manifest, graph: GraphInfo) -> Sequence[int]:

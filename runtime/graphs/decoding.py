@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def _segment(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[Values, Values]:
     own = range(*(layers or (0, manifest.decoder.num_layers)))
-    return layers_interface(manifest, own[0], own)
+    return layers_interface(manifest, own, own)
 
 
 def _segment_layers(manifest: Manifest, graph: GraphInfo) -> Sequence[int]:

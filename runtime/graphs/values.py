@@ -3,14 +3,14 @@ see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .role import Shape, Values
 
 if TYPE_CHECKING:
     from ..bundle.draft_options import DraftCache
-    from ..bundle.manifest import Manifest
+    from ..bundle.manifest import DecoderInfo, Manifest
 
 
 def hidden_states(manifest: Manifest) -> tuple[str, Shape]:
@@ -46,6 +46,17 @@ def positions_shape(position: str, first_layer: int) -> Shape | None:
     return (3, "batch", "width") if position == "mrope" else None
 
 
+def deepstack_inputs(deepstack_layers: int | None, layers: Iterable[int]) -> list[str]:
+    """Inputs [batch, width, E] of a graph over `layers`, one for each of the decoder's first `deepstack_layers`: what is added
+    to the hidden states behind that layer where a picture's embeddings are (DeepStack, arXiv 2406.04334), else zero."""
+    return [f"deepstack.{layer}" for layer in layers if layer < (deepstack_layers or 0)]
+
+
+def image_width(decoder: DecoderInfo) -> int:
+    """Numbers of an embedding that `vision` gives: E that enter the first layer, then E for each of `deepstack_layers`."""
+    return decoder.hidden_size * (1 + (decoder.deepstack_layers or 0))
+
+
 def caches(manifest: Manifest, layers: Iterable[int], prefix: str = "") -> Values:
     """Keys and values of layers of the target."""
     decoder = manifest.decoder
@@ -68,14 +79,17 @@ def cross_caches(manifest: Manifest, layers: Iterable[int]) -> Values:
     }
 
 
-def layers_interface(manifest: Manifest, first: int, attention: Iterable[int]) -> tuple[Values, Values]:
-    """Of a graph that computes hidden states from layer `first` on, with keys and values of the layers `attention`."""
-    decoder, attention = manifest.decoder, list(attention)
+def layers_interface(
+    manifest: Manifest, layers: Sequence[int], attention: Iterable[int]
+) -> tuple[Values, Values]:
+    """Of a graph that computes hidden states of `layers`, with keys and values of those in `attention`."""
+    decoder, attention, first = manifest.decoder, list(attention), layers[0]
     inputs: Values = {
         "hidden": hidden_states(manifest),
         "write_indices": ("int64", ("batch",)),
         "attn_mask": (decoder.mask_dtype, ("batch", decoder.mask_heads, "width", "cache")),
         **caches(manifest, attention),
+        **dict.fromkeys(deepstack_inputs(decoder.deepstack_layers, layers), hidden_states(manifest)),
     }
     positions = positions_shape(decoder.position, first)
     if positions is not None:

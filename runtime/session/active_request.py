@@ -202,7 +202,11 @@ class ActiveRequest:
         seconds.encoder = encoded - vision
         on_hidden_states = None
         if proposer is not None and proposer.needs_pictures:
-            proposer.on_pictures(sequence, pictures_of(views, image_positions, image_embeds, reused))
+            size = (
+                manifest.decoder.hidden_size
+            )  # what enters the decoder, without what is added behind later layers
+            entering = None if image_embeds is None else image_embeds[:, :size]
+            proposer.on_pictures(sequence, pictures_of(views, image_positions, entering, reused))
         if proposer is not None and proposer.needs_prompt_hidden:
             on_hidden_states = lambda slot, part: proposer.on_hidden_states(sequence, slot, part)  # noqa: E731
         logits = decoder.prefill(hidden_states, batch_index, prepared.positions, on_hidden_states)

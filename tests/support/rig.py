@@ -210,6 +210,8 @@ class Rig:
             on_rows = lambda slot, rows: sequence.proposer.on_hidden_states(sequence, slot, rows)  # noqa: E731
         if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_pictures:
             image = self.pictures(request)
+            if image is not None:  # what enters the decoder, without what is added behind layers
+                image = image[:, : self.manifest.decoder.hidden_size]
             sequence.proposer.on_pictures(sequence, [] if image is None else [Picture(0, image[None])])
         row, rows = decoder.add(), self.source(request)
         if self.manifest.decoder.cross_attention:

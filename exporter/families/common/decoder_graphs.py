@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ....runtime.graphs.values import positions_shape
+from ....runtime.graphs.values import deepstack_inputs, positions_shape
 from ...graphs.composer import Composer
 from ...graphs.traced_module import Template, TraceInput
 from ...graphs.weights import WeightRef, WeightStore
@@ -97,19 +97,21 @@ def _compose_layers(
         shared["cross_mask"] = graph.input("cross_mask")
         kinds += ["cross_key", "cross_value"]
     per_layer = {kind: {i: graph.input(f"{kind}.{i}") for i in attention} for kind in kinds}
+    deepstack = {name: graph.input(name) for name in deepstack_inputs(shape.deepstack_layers, layers)}
     updated: dict[str, dict[int, ir.Value]] = {"key_cache": {}, "value_cache": {}}
     for i in layers:
         piece = layer(i)
-        if piece is None:
-            continue
-        template, names = piece
-        inputs = {"hidden": hidden, **shared}
-        inputs |= {kind: values[i] for kind, values in per_layer.items() if i in values}
-        result = graph.call(template, f"layer.{i}", inputs, names)
-        hidden = result["hidden_out"]
-        for kind, values in updated.items():
-            if i in attention:
-                values[i] = result[f"updated_{kind}"]
+        if piece is not None:
+            template, names = piece
+            inputs = {"hidden": hidden, **shared}
+            inputs |= {kind: values[i] for kind, values in per_layer.items() if i in values}
+            result = graph.call(template, f"layer.{i}", inputs, names)
+            hidden = result["hidden_out"]
+            for kind, values in updated.items():
+                if i in attention:
+                    values[i] = result[f"updated_{kind}"]
+        if f"deepstack.{i}" in deepstack:  # of a layer that is left out, too
+            hidden = graph.node("Add", [hidden, deepstack[f"deepstack.{i}"]], f"layer.{i}/deepstack")
     graph.output("hidden_out", hidden)
     for kind, values in updated.items():
         for i, value in values.items():

@@ -71,6 +71,8 @@ class DecoderShape:
     relative_bias: dict[str, Any] | None = None
     max_positions: int | None = None
     """Rows of a learned table of positions."""
+    deepstack_layers: int | None = None
+    """First layers behind which embeddings of pictures are added."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Parts:
 
     `lm_head(final_norm(hidden_states) * logit_scale)` are the logits of hidden states after the last of `layers`. `encoder`
     is a text encoder; in the output of `vision_output`, `image_embeds` finds the embeddings [..., E] that the language
-    model sees of pictures. `rotary` turns positions into angles, where the model has such a module.
+    model sees of pictures, and with `deepstack_layers` [..., (1 + layers) · E]; `put_deepstack` puts such embeddings there in
+    place of what is added behind layers. `rotary` turns positions into angles, where the model has such a module.
     """
 
     layers: nn.ModuleList
@@ -91,6 +94,7 @@ class Parts:
     vision_output: nn.Module | None = None
     image_embeds: Callable[[Any], torch.Tensor] | None = None
     rotary: nn.Module | None = None
+    put_deepstack: Callable[[Any, torch.Tensor], Any] | None = None
 
     @property
     def encoder_layers(self) -> nn.ModuleList | None:
