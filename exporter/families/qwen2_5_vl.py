@@ -9,15 +9,13 @@ from typing import Any, ClassVar
 import torch
 
 from ...runtime.bundle.manifest import VideoInfo
-from ...runtime.common.errors import InputError
 from ...runtime.families.base import image_list
-from ...runtime.families.chat import placed
 from ...runtime.families.qwen2_5_vl import Seen, written
 from ...runtime.images.video import Video
-from ...runtime.text.messages import readable
 from ..checkpoint.checkpoint import Checkpoint
-from .common.base import Family, processor_surrounds
+from .common.base import Family
 from .common.parts import Parts, ReferencePrompt
+from .common.prompt_text import marked_text, tokenized
 from .languages import language_for
 from .vision.qwen2_5 import Qwen2_5Vision
 
@@ -58,22 +56,13 @@ class Qwen2_5_VLFamily(Family):
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """As `Qwen2_5_VLProcessor`, which needs torchvision for the videos that it reads too: the image processor, the
         chat template, `<|image_pad|>` repeated for every embedding of a picture, `<|video_pad|>` for every embedding of a video."""
-        tokenizer, given = self.checkpoint.tokenizer, image_list(image)
+        given = image_list(image)
         videos = [each for each in given if isinstance(each, Video)]
         images = [each for each in given if not isinstance(each, Video)]
-        marks = tokenizer.convert_ids_to_tokens([self.image_token_id, self.video_token_id])
+        marks = self.checkpoint.tokenizer.convert_ids_to_tokens([self.image_token_id, self.video_token_id])
         kinds = ["video" if isinstance(each, Video) else "image" for each in given]
-        turns = placed(prompt or "", kinds, self.chat_template, written(*marks))
-        if not isinstance(turns, str):
-            turns = readable(self.chat_template or "", turns, tokenizer.special_tokens_map)
-            text = tokenizer.apply_chat_template(
-                turns, chat_template=self.chat_template, add_generation_prompt=True, tokenize=False
-            )
-            ids = tokenizer(text, add_special_tokens=processor_surrounds(tokenizer, text))["input_ids"]
-        else:
-            ids = tokenizer(turns)["input_ids"]
-        if not ids:
-            raise InputError("the prompt has no tokens; write some text")
+        text, surrounded = marked_text(self, prompt, kinds, written(*marks))
+        ids = tokenized(self, text, surrounded)
         if not given:
             return ReferencePrompt(tuple(ids))
         vision = self._seen(images) | self._watched(videos)

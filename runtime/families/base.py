@@ -48,6 +48,9 @@ class View:
     | `model` | fingerprint of the model that encoded it |
     | `picture` | the decoded picture, a PIL image of mode RGB, until it is encoded; None of a video |
     | `similar` | True where it stands for a picture that differs from it a little |
+    | `written` | what it becomes in the text of a prompt: text, which may name special tokens, and numbers of embeddings in a row; None: `num_embeds` in a row |
+
+    Raises `ValueError` where `written` has another number of embeddings than `num_embeds`.
     """
 
     kind: str
@@ -59,6 +62,20 @@ class View:
     frames: int = 1
     picture: Any = None
     similar: bool = False
+    written: tuple[str | int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if sum(self.spans) != self.num_embeds:
+            raise ValueError(
+                f"a view of {self.num_embeds} embeddings writes {sum(self.spans)} into its prompt"
+            )
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """How many embeddings it has in a row, each time before text follows."""
+        if self.written is None:
+            return (self.num_embeds,)
+        return tuple(piece for piece in self.written if isinstance(piece, int))
 
     @functools.cached_property
     def runs(self) -> tuple[Mapping[str, np.ndarray], ...]:
@@ -67,8 +84,11 @@ class View:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Of the decoded pixels, of a video of what the tower sees: equal for equal pictures."""
+        """Of the decoded pixels, of a video of what the tower sees, and of what it becomes in a prompt: equal for equal
+        pictures."""
         hasher = sha256(repr((self.kind, self.num_embeds, self.layout)).encode())
+        if self.written is not None:
+            hasher.update(repr(self.written).encode())
         if self.picture is not None:  # before it is resized, which takes longer
             hasher.update(repr(self.picture.size).encode() + self.picture.tobytes())
             return hasher.digest()

@@ -59,7 +59,9 @@ class Qwen25VL:
         layout = lay_out(bundle, prompt, views_of(self, bundle, media), written(mark, video))
         if not layout.views:
             return Prepared(layout.ids)
-        spans = [Span(start, *view.layout) for start, view in zip(layout.starts, layout.views, strict=True)]
+        spans = [
+            Span(start, *view.layout) for (start,), view in zip(layout.starts, layout.views, strict=True)
+        ]
         return Prepared(layout.ids, layout.views, layout.slots, positions(len(layout.ids), spans))
 
 

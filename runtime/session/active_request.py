@@ -224,15 +224,15 @@ def pictures_of(
     views: Iterable[View], image_positions: np.ndarray | None, image_embeds: np.ndarray | None, first: int = 0
 ) -> list[Picture]:
     """The pictures of a prompt whose embeddings are `image_embeds` [n, E], at `image_positions` int64 [n] behind its
-    first `first` positions; each lies in one piece."""
+    first `first` positions. One with text between its embeddings is several, one for each of its `spans`."""
     pictures, done = [], 0
     for view in views:
         assert image_positions is not None and image_embeds is not None
-        embeds = image_embeds[done : done + view.num_embeds]
-        pictures.append(
-            Picture(first + int(image_positions[done]), embeds.reshape(view.frames, -1, embeds.shape[-1]))
-        )
-        done += view.num_embeds
+        frames = view.frames if len(view.spans) == 1 else 1
+        for span in view.spans:
+            embeds = image_embeds[done : done + span].reshape(frames, -1, image_embeds.shape[-1])
+            pictures.append(Picture(first + int(image_positions[done]), embeds))
+            done += span
     return pictures
 
 

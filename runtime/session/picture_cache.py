@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -96,11 +96,11 @@ class PictureCache:
         those are not kept, so a scene that changes slowly is seen again."""
         if view.thumbnail is None:
             return None
-        kind = (view.num_embeds, view.layout)
+        kind = _kind(view)
         found: View | None = None
         for known in islice(reversed(self._views.values()), MOST_COMPARED):
             thumbnail = known.__dict__.get("thumbnail")
-            if thumbnail is None or (known.num_embeds, known.layout) != kind:
+            if thumbnail is None or _kind(known) != kind:
                 continue
             apart = difference(view.thumbnail, thumbnail)
             if apart <= similar:
@@ -113,6 +113,11 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
     where it is largest. The mean over a whole picture would hide what is small."""
     apart = np.abs(one.astype(np.int16) - other)
     return float(apart.reshape(PARTS, -1, PARTS, apart.shape[1] // PARTS, 3).mean((1, 3, 4)).max())
+
+
+def _kind(view: View) -> tuple[Any, ...]:
+    """What two pictures must have in common for one to stand where the other does."""
+    return view.num_embeds, view.layout, view.written
 
 
 def _nbytes(view: View) -> int:

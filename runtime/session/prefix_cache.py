@@ -73,10 +73,10 @@ def common_length(prefix: Prefix, prepared: Prepared) -> int:
         here, there = (np.broadcast_to(each, (max(len(here), len(there)), count)) for each in (here, there))
     count = _run((here == there).all(0))
     known = dict(prefix.digests)
-    for start, view in _placed(prepared):
+    for start, end, view in _placed(prepared):
         if start >= count:
             break
-        same = start + view.num_embeds <= count and known.get(start) == view.digest
+        same = end <= count and known.get(start) == view.digest
         if not same:
             return start
     return count
@@ -89,24 +89,24 @@ def same_prompt(prefix: Prefix, prepared: Prepared) -> bool:
 
 def align_to_images(prepared: Prepared, count: int) -> int:
     """At most `count` first tokens of `prepared`, without a picture in part."""
-    inside = (start for start, view in _placed(prepared) if start < count < start + view.num_embeds)
+    inside = (start for start, end, _ in _placed(prepared) if start < count < end)
     return next(inside, count)
 
 
-def _placed(prepared: Prepared) -> tuple[tuple[int, View], ...]:
-    """(place of its first embedding, picture) of each."""
-    if prepared.image_positions is None:
+def _placed(prepared: Prepared) -> tuple[tuple[int, int, View], ...]:
+    """(place of its first embedding, that behind its last one, picture) of each; text may stand between the two."""
+    positions = prepared.image_positions
+    if positions is None:
         return ()
     ends = np.cumsum([view.num_embeds for view in prepared.views])
-    starts = [
-        int(prepared.image_positions[end - view.num_embeds])
+    return tuple(
+        (int(positions[end - view.num_embeds]), int(positions[end - 1]) + 1, view)
         for end, view in zip(ends, prepared.views, strict=True)
-    ]
-    return tuple(zip(starts, prepared.views, strict=True))
+    )
 
 
 def _digests(prepared: Prepared) -> tuple[tuple[int, bytes], ...]:
-    return tuple((start, view.digest) for start, view in _placed(prepared))
+    return tuple((start, view.digest) for start, _, view in _placed(prepared))
 
 
 def _run(equal: np.ndarray) -> int:

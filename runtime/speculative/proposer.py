@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture or video of a prompt: its first slot, and what enters the decoder there, [frames, n, E]."""
+    """A picture or video of a prompt, or a part of one that text stands around: its first slot, and what enters the decoder
+    there and behind, [frames, n, E]."""
 
     start: int
     image_embeds: np.ndarray

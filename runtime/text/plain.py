@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import itertools
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import tokenizers
 
 from ..common.errors import BundleError, PromptError
-from .marked import Marked
+from .marked import LaidOut, Marked
 from .tokenizer import Tokenizer
 
 _REMEDY = "leave it out, or give the request without plain_text"
@@ -38,22 +38,24 @@ class PlainTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
         """Token ids, int64 [n], of a text that is all the caller's. Raises as `encode_laid_out`."""
-        return self.encode_laid_out(text, lambda: Marked.of_text(text), lambda _: add_special_tokens)
+        return self.encode_laid_out(LaidOut(text, lambda: Marked.of_text(text), lambda _: add_special_tokens))
 
-    def encode_laid_out(
-        self, text: str, marked: Callable[[], Marked], add_special_tokens: Callable[[str], bool]
-    ) -> np.ndarray:
+    def encode_laid_out(self, prompt: LaidOut) -> np.ndarray:
         """See `Tokenizer.encode_laid_out`. Raises `PromptError` for a special token that cannot be read as text."""
-        laid = marked()
+        text, laid = prompt.text, prompt.marked()
         for token in self._special.values():
             if any(token.content in field for field in laid.fields):
                 raise PromptError(
                     f"plain_text: a role or a field of a message contains {token.content!r:.80}, a special token; {_REMEDY}"
                 )
-        adds = add_special_tokens(laid.prompt)
+        adds = prompt.add_special_tokens(laid.prompt)
         usual = super().encode(text, adds)
         brought = self._brought(text, usual, laid, super().encode(laid.prompt, adds))
         return usual if brought is None else self._read_as_text(text, laid, adds, brought)
+
+    def layout_of(self, prompt: LaidOut) -> Marked:
+        """What of a prompt is read as its layout: all but the caller's texts."""
+        return prompt.marked()
 
     def _brought(self, text: str, ids: np.ndarray, laid: Marked, marked_ids: np.ndarray) -> str | None:
         """A special token that texts bring into a prompt or take from it, as it is written; None for none."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -13,10 +13,7 @@ from ..common.errors import BundleError, VlmexportError
 from ..common.foreign_errors import is_foreign, raise_if_foreign
 from .errors import one_line
 from .growth import LARGEST, Growth, growth_of, state_of
-
-if TYPE_CHECKING:
-    from .marked import Marked
-
+from .marked import LaidOut, Marked
 
 _MOST_NORMALIZED = 10 * LARGEST
 """Bytes that normalising all added tokens may make."""
@@ -84,14 +81,13 @@ class Tokenizer:
         """Token ids, int64 [n]; `add_special_tokens` adds what the post-processor says (T5: `</s>`)."""
         return np.asarray(self._encoding(text, add_special_tokens).ids, dtype=np.int64)
 
-    def encode_laid_out(
-        self, text: str, marked: Callable[[], Marked], add_special_tokens: Callable[[str], bool]
-    ) -> np.ndarray:
-        """Token ids, int64 [n], of a prompt; `marked` says which of it is the caller's, and only `PlainTokenizer` asks.
+    def encode_laid_out(self, prompt: LaidOut) -> np.ndarray:
+        """Token ids, int64 [n], of a prompt. Only `PlainTokenizer` asks which of it is the caller's."""
+        return self.encode(prompt.text, prompt.add_special_tokens(prompt.text))
 
-        `add_special_tokens` is told what the layout (a chat template) itself writes.
-        """
-        return self.encode(text, add_special_tokens(text))
+    def layout_of(self, prompt: LaidOut) -> Marked:
+        """What of a prompt is read as its layout: here all of it."""
+        return Marked(prompt.text, {})
 
     def _encoding(
         self, text: str, add_special_tokens: bool, backend: tokenizers.Tokenizer | None = None

@@ -19,5 +19,9 @@ def test_a_conversation_with_pictures_late(rigs: Callable, family: str) -> None:
     sessions.conversation(rigs(family, "onnxruntime"))
 
 
+def test_pictures_of_several_runs(rigs: Callable) -> None:
+    sessions.several_runs(rigs("llava", "onnxruntime"))
+
+
 def test_frames_of_a_video_are_averaged(rigs: Callable) -> None:
     sessions.video(rigs("qwen2.5-vl", "onnxruntime"))

@@ -16,6 +16,7 @@ from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions
 from vlmexport.runtime.drafts.eagle.vispec import Vispec
 from vlmexport.runtime.families.base import Prepared
+from vlmexport.runtime.families.llava import Llava
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import Video
 from vlmexport.runtime.speedup.budget import Budget
@@ -23,6 +24,7 @@ from vlmexport.runtime.speedup.budget import Budget
 from tests.support.eagle_oracle import paths_of
 from tests.support.rig import Rig
 from tests.support.vispec_oracle import VispecOracle
+from tests.support.written_views import written_in_spans
 
 PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (150, 60), (64, 64))]
 TREE: dict[str, Any] = {
@@ -68,9 +70,11 @@ class Watched:
             pictures, done = [], 0
             for view, own in zip(prepared.views, rows, strict=True):
                 assert prepared.image_positions is not None
-                frames = torch.from_numpy(own.copy()).reshape(view.frames, -1, own.shape[-1])
-                pictures.append((int(prepared.image_positions[done]), list(frames)))
-                done += view.num_embeds
+                frames = view.frames if view.written is None else 1
+                for part in torch.from_numpy(own.copy()).split(view.spans):
+                    shown = list(part.reshape(frames, -1, own.shape[-1]))
+                    pictures.append((int(prepared.image_positions[done]), shown))
+                    done += len(part)
             layer = VispecOracle(network, embed, table, features, ids, pictures)
             assert paths_of(tree) == layer.paths(budget, draft.options.ranks), f"behind {tokens}"
         count = len(proposals)
@@ -119,6 +123,14 @@ def several_and_none(rig: Rig) -> None:
             )
             assert told.tokens == plain.tokens
             assert seen.compare() >= 2
+
+
+def several_runs(rig: Rig) -> None:
+    """Pictures with words within them: every run is a picture to the layer, in conversations too."""
+    with pytest.MonkeyPatch.context() as patch:
+        written_in_spans(patch, Llava)
+        several_and_none(rig)
+        conversation(rig)
 
 
 def conversation(rig: Rig) -> None:

@@ -213,8 +213,10 @@ def test_aliases_given_together_are_refused(tiny_bundle: Bundles) -> None:
 # --- how much two prompts share ---
 
 
-def picture(number: int, rows: int) -> View:
-    return View("image", rows, lambda: ({"pixel_values": np.full(1, number)},))
+def picture(number: int, rows: int, *, apart: bool = False) -> View:
+    """`apart`: with text between its rows."""
+    written = (1, *(piece for _ in range(rows - 1) for piece in ("text", 1))) if apart else None
+    return View("image", rows, lambda: ({"pixel_values": np.full(1, number)},), written=written)
 
 
 @st.composite
@@ -226,9 +228,11 @@ def prompts(draw: st.DrawFn) -> Prepared:
     for _ in range(draw(st.integers(1, 4))):
         ids += draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
         if draw(st.booleans()):
-            views.append(picture(draw(st.integers(0, 1)), draw(st.integers(1, 2))))
-            slots += range(len(ids), len(ids) + views[-1].num_embeds)
-            ids += [9] * views[-1].num_embeds
+            views.append(picture(draw(st.integers(0, 1)), draw(st.integers(1, 3)), apart=draw(st.booleans())))
+            for number, span in enumerate(views[-1].spans):
+                ids += draw(st.lists(st.integers(0, 1), min_size=1, max_size=2)) if number else []
+                slots += range(len(ids), len(ids) + span)
+                ids += [9] * span
     ids += [0] * draw(st.integers(1, 2))
     positions = np.cumsum([1 if i != 9 else 2 for i in ids])[None] if draw(st.booleans()) else None
     return Prepared(np.array(ids, np.int64), tuple(views), np.array(slots) if views else None, positions)

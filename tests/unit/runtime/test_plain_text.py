@@ -21,7 +21,7 @@ from vlmexport.runtime.families import RawPrompt, get_family
 from vlmexport.runtime.families.chat import Medium, chat_ids, media_ids
 from vlmexport.runtime.families.plain import PlainText
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.text.marked import Marked
+from vlmexport.runtime.text.marked import LaidOut, Marked
 from vlmexport.runtime.text.plain import PlainTokenizer
 from vlmexport.runtime.text.tokenizer import Tokenizer as Usual
 
@@ -130,7 +130,7 @@ def test_typed_special_token_is_plain_text(flags: dict[str, bool], normalizer: A
             own = usual.id("<own>")
             if usual.encode(marked.prompt).tolist().count(own) != wanted.count(own):
                 continue  # `single_word` beside a letter, `normalized` behind a prepended sign: the text decides
-            found = plain.encode_laid_out(prompt, lambda marked=marked: marked, lambda _: True)
+            found = plain.encode_laid_out(LaidOut(prompt, lambda marked=marked: marked, lambda _: True))
             assert found.tolist() == wanted, (prompt, flags)
 
 
@@ -172,7 +172,7 @@ def test_single_word_token_is_found_at_text_end(content: str) -> None:
     usual = Usual(tokenizer)
     plain = PlainTokenizer(usual)
     text, marked = f"{content}<|end|>", Marked("Qtext0Q<|end|>", {"Qtext0Q": content})
-    ids = plain.encode_laid_out(text, lambda: marked, lambda _: True).tolist()
+    ids = plain.encode_laid_out(LaidOut(text, lambda: marked, lambda _: True)).tolist()
     if "<|end|>" not in content:
         assert ids == usual.encode(text).tolist()
     assert usual.decode(ids) == text or ids.count(tokenizer.token_to_id("<|end|>")) <= 1
@@ -186,8 +186,8 @@ def test_default_prompt_of_the_bundle_is_trusted(tmp_path: Path) -> None:
     bundle.manifest.text.default_prompt = "<image> the cup"
     usual = SimpleNamespace(manifest=bundle.manifest, tokenizer=Usual(tokenizer))
     media = {"image": Medium("<image>", "<image>\n", "pictures")}
-    wanted = media_ids(usual, None, ["image"], media).tolist()  # type: ignore[arg-type]
-    assert media_ids(PlainText(usual), None, ["image"], media).tolist() == wanted  # type: ignore[arg-type]
+    wanted = media_ids(usual, None, ["image"], media)[0].tolist()  # type: ignore[arg-type]
+    assert media_ids(PlainText(usual), None, ["image"], media)[0].tolist() == wanted  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -270,10 +270,10 @@ def test_image_mark_is_text_when_images_come_first(tmp_path: Path) -> None:
     typed, alone = "a <image>", "a cup<|im_end|>"
     with pytest.raises(PromptError, match="has 0 <image>, and 1 pictures"):
         media_ids(source, RawPrompt(typed), ["image"], media)
-    assert media_ids(source, RawPrompt(typed), [], media).tolist() == [
+    assert media_ids(source, RawPrompt(typed), [], media)[0].tolist() == [
         i for word in ("a", " <", "image", ">") for i in tokenizer.encode(word).ids
     ]
-    ids = media_ids(source, RawPrompt(alone), ["image"], media).tolist()
+    ids = media_ids(source, RawPrompt(alone), ["image"], media)[0].tolist()
     assert (
         ids.index(bundle.manifest.text.image_token_id) == 0 and tokenizer.token_to_id("<|im_end|>") not in ids
     )
