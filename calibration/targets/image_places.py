@@ -18,15 +18,17 @@ Span: TypeAlias = "tuple[int, int, int]"
 
 
 def placeholder_tokens(family: Family) -> tuple[int, ...]:
-    """Tokens that hold the places of pictures and of videos, in the order in which the tower reads these."""
+    """Tokens that hold the places of pictures and of videos, in the order in which the tower reads these; one where both have
+    the same, and are read as they stand."""
     known = (family.image_token_id, family.video_token_id)
-    return tuple(token for token in known if token is not None)
+    return tuple(token for token in dict.fromkeys(known) if token is not None)
 
 
 def pictures_of(
     family: Family, prompts: Sequence[ReferencePrompt], image_embeds: Sequence[Tensor]
 ) -> list[list[tuple[int, Tensor]]]:
-    """Of each prompt: every picture's and video's (first position, embeddings [time steps, n, E]).
+    """Of each prompt: (first position, embeddings [time steps, n, E]) of every picture and video, and of one with text
+    between its embeddings of every run of them, as the runtime shows them to a draft.
 
     Args:
         image_embeds: what the tower gave of the batch, [..., E] each.
@@ -39,7 +41,7 @@ def pictures_of(
         steps = iter(prompt.video_steps)
         pictures.append([])
         for token, first, end in own:
-            count = next(steps) if token == family.video_token_id else 1
+            count = next(steps, 1) if token == family.video_token_id else 1
             embeds = left[token][: end - first].clone()
             pictures[-1].append((first, embeds.reshape(count, -1, embeds.shape[-1])))
             left[token] = left[token][end - first :]

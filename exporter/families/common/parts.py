@@ -110,8 +110,8 @@ class ReferencePrompt:
 
     `input_ids` are what the model reads (empty for one that reads pictures only), `vision` the tensors of its vision
     tower, and `decoder_ids` what its decoder starts with, or None where that is `input_ids` itself. `positions` [axes, n]
-    are those of the embeddings where they do not just count. `video_steps` are the time steps of each video, in order; those of
-    one have equally many embeddings.
+    are those of the embeddings where they do not just count. `video_steps` are the time steps of each video's run of
+    `video_token_id`, in order; those of one have equally many embeddings. Left out, a run is one step.
     """
 
     input_ids: tuple[int, ...] = ()

@@ -4,6 +4,8 @@ shows it."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +19,11 @@ from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.torch_answers import TorchAnswers
 from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.objectives.vispec_options import VispecOptions
+from vlmexport.calibration.targets.image_places import pictures_of, placeholder_tokens
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.targets.teacher_forcing import Texts
 from vlmexport.calibration.training.run import train_draft
+from vlmexport.exporter.families.common.parts import ReferencePrompt
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.manifest import VideoInfo
 from vlmexport.runtime.common.errors import InputError
@@ -172,3 +176,19 @@ def test_a_prompt_must_not_write_what_stands_for_a_video(target: Target) -> None
         InputError, match=r"record k: the prompt contains '<\|video_pad\|>', which stands for a video row"
     ):
         target.prompt(Record("k", "the <|video_pad|>", ImageRef(scene=(0, 1), shown="film")))
+
+
+def test_runs_of_one_token_are_pictures_in_their_order() -> None:
+    """Tiles and frames that text stands between have the token of pictures, and are read as they stand."""
+    family: Any = SimpleNamespace(
+        image_token_id=9, video_token_id=9, decoder=SimpleNamespace(cross_attention=False)
+    )
+    assert placeholder_tokens(family) == (9,)
+    prompts = [ReferencePrompt((1, 9, 9, 2, 9, 3)), ReferencePrompt((9, 1))]
+    rows = torch.arange(4.0)[:, None]
+    found = pictures_of(family, prompts, [rows[:3].reshape(1, 3, 1), rows[3:].reshape(1, 1, 1)])
+    assert [[(at, embeds.flatten().tolist()) for at, embeds in own] for own in found] == [
+        [(1, [0.0, 1.0]), (4, [2.0])],
+        [(0, [3.0])],
+    ]
+    assert all(embeds.ndim == 3 and len(embeds) == 1 for own in found for _, embeds in own)
