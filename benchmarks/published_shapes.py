@@ -78,6 +78,12 @@ def llama(
     }  # fmt: skip
 
 
+def qwen3(layers: int, hidden: int, inner: int, heads: int) -> dict[str, Any]:
+    """A Qwen3 of text."""
+    own = {"head_dim": 128, "max_window_layers": layers, "layer_types": ["full_attention"] * layers}
+    return llama(layers, hidden, inner, heads, 8, 151936, 40960) | own
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "blip2-flant5": {"tiny": "blip2-t5", "text": T5 | {"d_model": 2048, "d_ff": 5120, "num_heads": 32}, **BLIP2},
     "blip2-flant5-xxl": {"tiny": "blip2-t5", "text": T5 | {"d_model": 4096, "d_ff": 10240, "num_heads": 64}, **BLIP2},
@@ -127,6 +133,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "tiny": "qwen2",
         "text": llama(24, 896, 4864, 14, 2, 151936, 32768) | {"layer_types": ["full_attention"] * 24},
     },
+    "qwen3-0.6b": {"tiny": "qwen3", "text": qwen3(28, 1024, 3072, 16)},
+    "qwen3-1.7b": {"tiny": "qwen3", "text": qwen3(28, 2048, 6144, 16)},
+    "qwen3-4b": {"tiny": "qwen3", "text": qwen3(36, 2560, 9728, 32)},
+    "qwen3-8b": {"tiny": "qwen3", "options": {"tie_word_embeddings": False}, "text": qwen3(36, 4096, 12288, 32)},
     "tinyllama-1.1b": {"tiny": "llama", "text": llama(22, 2048, 5632, 32, 4, 32000, 2048)},
 }  # fmt: skip
 
@@ -138,6 +148,8 @@ SOURCES = {
     "convert_blip_2_original_to_pytorch.py",
     "flant5-xxl": "https://github.com/OpenBMB/BMInf/blob/main/bminf/arch/t5/config.py (T5 1.1 XXL)",
     "qwen2.5-vl": "https://github.com/acproject/duorou/blob/main/docs/qwen2.5vl_graph.md",
+    "qwen3": "https://github.com/Joinn99/GR/blob/e6d4479e91695f63053ea575b6ce9bd8e98b1d25/config/modified_qwen3.py; "
+    "tests/integration/published/checkpoints/Qwen--Qwen3-8B",
     "smollm2": "https://github.com/satyasundar/erav3-s13/blob/main/README.md, "
     "https://github.com/JXL884/Entropy-aware-branching/blob/main/entropix/models/smollm.py",
 }
@@ -146,6 +158,7 @@ TOTALS = {
     "smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120, "smollm2-1.7b": 1_711_376_384, "llava-1.5-7b": 7_063_427_072,
     "qwen2.5-vl-3b": 3_754_622_976, "qwen2.5-vl-7b": 8_292_166_656, "tinyllama-1.1b": 1_100_048_384,
     "qwen2.5-0.5b": 494_032_768, "blip2-flant5": 3_942_446_592, "blip2-opt": 3_744_761_856,
+    "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360,
 }  # fmt: skip
 """Parameters of published checkpoints, as their users count them; every tensor once."""
 

@@ -110,6 +110,10 @@ ALIASES: tuple[Alias, ...] = (
         "Qwen2.5-0.5B-Instruct, text only",
         hub_id="Qwen/Qwen2.5-0.5B-Instruct",
     ),
+    Alias("qwen3-0.6b", "llama", "Qwen3-0.6B, text only", hub_id="Qwen/Qwen3-0.6B"),
+    Alias("qwen3-1.7b", "llama", "Qwen3-1.7B, text only", hub_id="Qwen/Qwen3-1.7B"),
+    Alias("qwen3-4b", "llama", "Qwen3-4B, text only", hub_id="Qwen/Qwen3-4B"),
+    Alias("qwen3-8b", "llama", "Qwen3-8B, text only", hub_id="Qwen/Qwen3-8B"),
     Alias(
         "tinyllama-1.1b",
         "llama",

@@ -1,4 +1,4 @@
-"""Decoders that read text only: Llama, and Qwen2 and Qwen2.5, which differ by biases."""
+"""Decoders that read text only: Llama, Qwen2 and Qwen2.5 with biases, Qwen3 with norms of queries and keys."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from .languages import language_for
 
 
 class LlamaFamily(Family):
-    """Exports LlamaForCausalLM and Qwen2ForCausalLM: the layout of a prompt is the same, whatever decoder reads it."""
+    """Exports LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM: the layout of a prompt is the same, whatever decoder
+    reads it."""
 
     name: ClassVar[str] = "llama"
-    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "Qwen2ForCausalLM")
-    model_types: ClassVar[tuple[str, ...]] = ("llama", "qwen2")
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+    model_types: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "qwen3")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)

@@ -113,6 +113,8 @@ BUNDLES = {
     # With seed 28 a uniform falls within 2e-7 of a boundary between two tokens, which float32 does not tell apart.
     "qwen2": Recipe("qwen2", changes={**FUSED, "seed": 37}),
     "qwen2-two-cuts": Recipe("qwen2", (1, 2), {**FUSED, "num_hidden_layers": 3}),
+    "qwen3": Recipe("qwen3", changes={**FUSED, "seed": 20}, taps=(1, 1, 1)),
+    "qwen3-two-cuts": Recipe("qwen3", (1, 2), {**FUSED, "num_hidden_layers": 3}, taps=(1, 1, 2)),
     "t5-two-cuts": Recipe(
         "blip2-t5",
         (1, 2),
@@ -157,6 +159,7 @@ EVERY_FAMILY = (
     "llava-next",
     "qwen2.5-vl",
     "qwen2",
+    "qwen3",
     "t5-text",
 )
 """One bundle of float32 for each; a new family is one word here."""

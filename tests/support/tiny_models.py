@@ -48,6 +48,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2VLImageProcessorPil,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     T5Tokenizer,
@@ -151,6 +153,7 @@ def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generat
 def _fill_llama(
     model: LlamaForCausalLM
     | Qwen2ForCausalLM
+    | Qwen3ForCausalLM
     | LlavaForConditionalGeneration
     | LlavaNextForConditionalGeneration
     | Qwen2_5_VLForConditionalGeneration,
@@ -164,7 +167,7 @@ def _fill_llama(
         body, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator
     )
     for norm in body.modules():
-        if type(norm).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen2_5_VLRMSNorm"):
+        if type(norm).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen2_5_VLRMSNorm", "Qwen3RMSNorm"):
             norm.weight.data.normal_(1.0, 0.1, generator=generator)
     head = _head(config.vocab_size, config.hidden_size, silent, generator)
     head[0] *= 1.8  # chosen often: padding with id 0 must then show
@@ -273,6 +276,15 @@ def _fill_qwen2(model: Any, silent: tuple[int, ...], generator: torch.Generator)
     _fill_biases(getattr(model.model, "language_model", model), generator)
 
 
+def _fill_qwen3(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    """The norms of queries and keys undo the gains of their projections, so that their weights must make attention sharp."""
+    _fill_llama(model, silent, generator)
+    body = getattr(model.model, "language_model", model.model)
+    for layer in body.layers:
+        for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+            norm.weight.data.mul_(1.6)
+
+
 def _fill_vit_gpt2(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
     _scale_linears(model.encoder, {}, generator)
     _fill_norms(model.encoder, generator)
@@ -296,6 +308,7 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     OPTForCausalLM: _fill_opt,
     LlamaForCausalLM: _fill_llama,
     Qwen2ForCausalLM: _fill_qwen2,
+    Qwen3ForCausalLM: _fill_qwen3,
     LlavaForConditionalGeneration: _fill_llava,
     LlavaNextForConditionalGeneration: _fill_llava,
     Qwen2_5_VLForConditionalGeneration: _fill_qwen2_5_vl,
@@ -443,6 +456,17 @@ def llama(
 
 def qwen2(seed: int = 20, **changes: Any) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """A Qwen2 with grouped-query attention and biases that show when they are left out; tied, as the small ones are."""
+    return _qwen(Qwen2ForCausalLM, Qwen2Config, seed, {}, changes)
+
+
+def qwen3(seed: int = 20, **changes: Any) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """A Qwen3 whose heads are not as wide together as its hidden states; tied, as the small ones are."""
+    return _qwen(Qwen3ForCausalLM, Qwen3Config, seed, {"head_dim": 64}, changes)
+
+
+def _qwen(
+    kind: Any, config_kind: Any, seed: int, own: dict[str, Any], changes: dict[str, Any]
+) -> tuple[Any, PreTrainedTokenizerFast]:
     tokenizer = llama_tokenizer()
     # transformers' Qwen2 tokenizer has this token, asked or not.
     tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})
@@ -452,8 +476,8 @@ def qwen2(seed: int = 20, **changes: Any) -> tuple[Qwen2ForCausalLM, PreTrainedT
         "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 512,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "tie_word_embeddings": True,
         "bos_token_id": None, "eos_token_id": end, "pad_token_id": end + 1,
-    } | changes  # fmt: skip
-    model = Qwen2ForCausalLM(Qwen2Config(**options)).eval()
+    } | own | changes  # fmt: skip
+    model = kind(config_kind(**options)).eval()
     fill(model, (end - 1, end, end + 1), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
@@ -701,6 +725,7 @@ BUILDERS = {
     "llava": llava,
     "llava-next": llava_next,
     "qwen2": qwen2,
+    "qwen3": qwen3,
     "qwen2.5-vl": qwen2_5_vl,
     "llama": llama,
     "llama-tied": lambda **options: llama(tied=True, **options),

@@ -30,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "llava": {"num_hidden_layers": 5},
     "llava-next": {"num_hidden_layers": 5},
     "qwen2.5-vl": {"num_hidden_layers": 5},
+    "qwen3": {"num_hidden_layers": 5, "tie_word_embeddings": False},
 }
 """Tiny checkpoint of every family → changes that give its decoder 5 layers. A new family is one line here."""
 
@@ -106,5 +107,5 @@ def make_jsonl(path: Path, count: int, images: bool) -> Path:
 
 def make_records(folder: Path, kind: str, count: int = 12) -> RecordSet:
     """Records that suit a target of that kind."""
-    images = kind not in ("llama", "t5")
+    images = kind not in ("llama", "qwen3", "t5")
     return load_records(str(make_jsonl(folder / "data.jsonl", count, images=images)))

@@ -13,6 +13,7 @@ LANGUAGES = {
     "t5": "T5Language",
     "llama": "LlamaLanguage",
     "qwen2": "Qwen2Language",
+    "qwen3": "Qwen3Language",
     "qwen2_5_vl_text": "Qwen2_5_VLLanguage",
     "opt": "OPTLanguage",
     "gpt2": "GPT2Language",

@@ -392,6 +392,7 @@ class QwenVLModel(LlavaModel):
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "llama"): LlamaModel,
     ("llama", "qwen2"): LlamaModel,
+    ("llama", "qwen3"): LlamaModel,
     ("llava", "llama"): LlavaModel,
     ("llava-next", "llama"): LlavaNextModel,
     ("qwen2.5-vl", "qwen2_5_vl_text"): QwenVLModel,

@@ -350,6 +350,28 @@ def test_unsupported_options_are_named(
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types .*'sliding_attention'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "'dynamic'"),
+    ],
+)
+def test_windows_of_a_qwen3_are_refused_unless_they_are_switched_off(
+    changes: dict, message: str, tiny_checkpoint: Callable, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_checkpoint("qwen3"), tmp_path / "model"))
+    document = json.loads((source / "config.json").read_text())
+    del document["layer_types"]  # as published: they follow from the other fields
+    off = {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 1}
+    (source / "config.json").write_text(json.dumps(document | off))
+    dry_run(BuildRequest(model=str(source), output=tmp_path / "off", draft_layer=1))
+    (source / "config.json").write_text(json.dumps(document | changes))
+    with pytest.raises(UnsupportedModelError, match=message):
+        dry_run(BuildRequest(model=str(source), output=tmp_path / "on", draft_layer=1))
+
+
+@pytest.mark.parametrize(
     ("name", "part"), [("llama", None), ("blip2-t5", "text_config"), ("blip2-t5", "vision_config")]
 )
 def test_an_activation_that_the_runtime_cannot_run_is_refused_before_anything_is_traced(

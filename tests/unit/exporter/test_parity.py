@@ -77,6 +77,10 @@ CONFIGURATIONS = {
     ],
     "llava": [{"strategy": "full", "feature_layer": 1, "tied": True}, {"activation": "linear"}],
     "qwen2": [{}, {"tie_word_embeddings": False, "num_key_value_heads": 3}],
+    "qwen3": [
+        {},
+        {"tie_word_embeddings": False, "num_key_value_heads": 3, "head_dim": 16, "attention_bias": True},
+    ],
 }
 """Changes of a tiny checkpoint, each with options that change its graphs."""
 ONCE = ("vit-gpt2", "qwen2.5-vl")

@@ -55,6 +55,23 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
         {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 96},
     ],
+    "qwen3": [
+        {},
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False},
+        {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16},
+        {
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+        {
+            "hidden_size": 128,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "intermediate_size": 96,
+        },
+    ],
     "qwen2.5-vl": [
         {},
         {"num_attention_heads": 6, "num_key_value_heads": 2, "tied": True, "sections": (2, 4, 2)},

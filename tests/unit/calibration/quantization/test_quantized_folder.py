@@ -25,6 +25,7 @@ from tests.support.training_targets import KINDS, make_records, make_target
 
 LAYERS = {
     "llama": r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
+    "qwen3": r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
     "t5": r"(en|de)coder\.block\.\d+\.layer\.\d\.(SelfAttention|EncDecAttention|DenseReluDense)\.(?!rel)\w+",
     "blip2-t5": r"language_model\.(en|de)coder\.block\.\d+\.layer\.\d\.(SelfAttention|EncDecAttention|DenseReluDense)\.(?!rel)\w+",
     "blip2-opt": r"language_model\.model\.decoder\.layers\.\d+\.(self_attn\.([qkv]|out)_proj|fc[12])",
