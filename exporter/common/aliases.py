@@ -84,8 +84,16 @@ ALIASES: tuple[Alias, ...] = (
         "LLaVA-1.6 (LLaVA-NeXT) with Vicuna-13B",
         hub_id="llava-hf/llava-v1.6-vicuna-13b-hf",
     ),
+    Alias("qwen2-vl-2b", "qwen2-vl", "Qwen2-VL 2B Instruct", hub_id="Qwen/Qwen2-VL-2B-Instruct"),
+    Alias("qwen2-vl-7b", "qwen2-vl", "Qwen2-VL 7B Instruct", hub_id="Qwen/Qwen2-VL-7B-Instruct"),
     Alias("qwen2.5-vl-3b", "qwen2.5-vl", "Qwen2.5-VL 3B Instruct", hub_id="Qwen/Qwen2.5-VL-3B-Instruct"),
     Alias("qwen2.5-vl-7b", "qwen2.5-vl", "Qwen2.5-VL 7B Instruct", hub_id="Qwen/Qwen2.5-VL-7B-Instruct"),
+    Alias(
+        "cosmos-reason1-7b",
+        "qwen2.5-vl",
+        "Cosmos-Reason1 7B (a Qwen2.5-VL), about physical scenes",
+        hub_id="nvidia/Cosmos-Reason1-7B",
+    ),
     Alias(
         "smollm2-135m",
         "llama",

@@ -12,6 +12,7 @@ from .llama import LlamaFamily
 from .llava import LlavaFamily
 from .llava_next import LlavaNextFamily
 from .qwen2_5_vl import Qwen2_5_VLFamily
+from .qwen2_vl import Qwen2VLFamily
 from .t5 import T5Family
 from .vit_gpt2 import ViTGPT2Family
 
@@ -20,6 +21,7 @@ FAMILIES: tuple[type[Family], ...] = (
     LlamaFamily,
     LlavaFamily,
     LlavaNextFamily,
+    Qwen2VLFamily,
     Qwen2_5_VLFamily,
     T5Family,
     ViTGPT2Family,

@@ -17,14 +17,16 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
     apply_rotary_pos_emb_vision,
 )
-from vlmexport.runtime.images.windows import Grid, patchified, windows
+from vlmexport.runtime.images.grid import Grid, patchified
+from vlmexport.runtime.images.windows import windows
 
 SIDE = 224  # pixels
 UNITS = 8  # rows of a picture, down and across
 ROWS = UNITS**2
 WIDTH = 128  # of the language model
 FRAMES = 2  # that one patch shows
-GRID = Grid(patch_size=14, merge_size=2, temporal_patch_size=FRAMES, window_size=112)
+GRID = Grid(patch_size=14, merge_size=2, temporal_patch_size=FRAMES)
+WINDOW = 112  # pixels of a window
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -38,7 +40,7 @@ def tower_config() -> Qwen2_5_VLVisionConfig:
         num_heads=3,
         out_hidden_size=WIDTH,
         fullatt_block_indexes=[1, 3],
-        window_size=GRID.window_size,
+        window_size=WINDOW,
         patch_size=GRID.patch_size,
         spatial_merge_size=GRID.merge_size,
         temporal_patch_size=FRAMES,
@@ -64,7 +66,7 @@ def patches(frames: np.ndarray) -> Tensor:
 def _layout() -> tuple[Tensor, Tensor, Tensor]:
     """The order of patches [256] by windows, their rows and columns [256, 2], and the order of rows [64] after it."""
     numbers = np.arange(ROWS * GRID.patches, dtype=np.float32)[:, None]
-    arrays = windows(numbers, UNITS, UNITS, GRID)
+    arrays = windows(numbers, UNITS, UNITS, GRID, WINDOW)
     places = torch.from_numpy(arrays["patch_positions"]).reshape(-1, 2)
     return (
         torch.from_numpy(arrays["pixel_values"]).flatten().long(),

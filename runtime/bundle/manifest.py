@@ -133,8 +133,10 @@ class TextInfo(Part):
 
 @dataclass(kw_only=True)
 class VideoInfo(Part):
-    """How videos are read: the token that stands for one, frames per second that the model sees and their bounds, pixels
-    of a frame, image rows of a whole video where its frames can be made smaller, and position steps per second."""
+    """How videos are read: the token that stands for one, frames per second that the model sees and their bounds, and
+    their pixels; a family says of what.
+
+    `max_rows` are embeddings of a whole video where its frames can be made smaller, and `tokens_per_second` position steps per second; None where the family reads videos in another way."""
 
     token_id: int = checked(_TOKEN)
     fps: float = checked(number(1e-3, 1e3))
@@ -142,8 +144,8 @@ class VideoInfo(Part):
     max_frames: int = checked(integer(1, 1 << 20))
     min_pixels: int = checked(integer(1, 1 << 32))
     max_pixels: int = checked(integer(1, 1 << 32))
-    max_rows: int = checked(integer(1, 1 << 32))
-    tokens_per_second: float = checked(number(0, 1e6))
+    max_rows: int | None = checked(optional(integer(1, 1 << 32)), default=None)
+    tokens_per_second: float | None = checked(optional(number(0, 1e6)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

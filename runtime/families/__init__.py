@@ -12,6 +12,7 @@ FAMILIES = {
     "llama": ("llama", "Llama"),
     "llava": ("llava", "Llava"),
     "llava-next": ("llava_next", "LlavaNext"),
+    "qwen2-vl": ("qwen2_vl", "Qwen2VL"),
     "qwen2.5-vl": ("qwen2_5_vl", "Qwen25VL"),
     "t5": ("t5", "T5"),
     "vit-gpt2": ("vit_gpt2", "ViTGPT2"),

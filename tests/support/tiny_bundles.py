@@ -68,7 +68,7 @@ class Recipe:
 ATTENDING = 2
 """First layer behind which imitation networks of these bundles have attention."""
 
-SEEING = ("blip2-opt", "llava", "llava-next", "qwen2.5-vl")
+SEEING = ("blip2-opt", "llava", "llava-next", "qwen2-vl", "qwen2.5-vl")
 """Checkpoints for which there is a ViSpec draft."""
 
 FUSED: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -127,6 +127,10 @@ BUNDLES = {
     ),
     "llava-two-cuts": Recipe("llava", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "llava-next-two-cuts": Recipe("llava-next", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
+    "qwen2-vl": Recipe("qwen2-vl", changes={**FUSED, "seed": 30}, head="shared", taps=(1, 1, 1)),
+    "qwen2-vl-two-cuts": Recipe(
+        "qwen2-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)
+    ),
     "qwen2.5-vl-two-cuts": Recipe(
         "qwen2.5-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)
     ),
@@ -157,6 +161,7 @@ EVERY_FAMILY = (
     "vit-gpt2",
     "llava",
     "llava-next",
+    "qwen2-vl",
     "qwen2.5-vl",
     "qwen2",
     "qwen3",

@@ -43,11 +43,10 @@ from transformers import (
     OPTForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen2VLImageProcessorPil,
+    Qwen2VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
     T5Config,
@@ -59,6 +58,8 @@ from transformers import (
     ViTImageProcessorPil,
 )
 from transformers.pytorch_utils import Conv1D
+
+from tests.support import tiny_qwen_vl
 
 WORDS = (  # noqa: SIM905
     "a an the red green blue yellow cup bowl box ball robot arm table left right of on under behind and is are two three "
@@ -80,19 +81,6 @@ LLAVA_TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 """After that of the published LLaVA-1.5: pictures first, whatever their place in the message."""
-
-QWEN_VL_TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
-    "{% elif part['type'] == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
-    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""After that of the published Qwen2.5-VL: pictures and videos where they stand in a message."""
-
 
 # --- weights ---
 
@@ -156,7 +144,8 @@ def _fill_llama(
     | Qwen3ForCausalLM
     | LlavaForConditionalGeneration
     | LlavaNextForConditionalGeneration
-    | Qwen2_5_VLForConditionalGeneration,
+    | Qwen2_5_VLForConditionalGeneration
+    | Qwen2VLForConditionalGeneration,
     silent: tuple[int, ...],
     generator: torch.Generator,
 ) -> None:
@@ -167,7 +156,14 @@ def _fill_llama(
         body, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator
     )
     for norm in body.modules():
-        if type(norm).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen2_5_VLRMSNorm", "Qwen3RMSNorm"):
+        if type(norm).__name__ in (
+            "LlamaRMSNorm",
+            "Qwen2RMSNorm",
+            "Qwen2_5_VLRMSNorm",
+            "Qwen3RMSNorm",
+            "Qwen2VLRMSNorm",
+            "Qwen3VLTextRMSNorm",
+        ):
             norm.weight.data.normal_(1.0, 0.1, generator=generator)
     head = _head(config.vocab_size, config.hidden_size, silent, generator)
     head[0] *= 1.8  # chosen often: padding with id 0 must then show
@@ -260,14 +256,17 @@ def _fill_llava(model: Any, silent: tuple[int, ...], generator: torch.Generator)
     _fill_llama(model, silent, generator)
 
 
-def _fill_qwen2_5_vl(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
-    tower = model.model.visual
+def _fill_qwen_tower(tower: Any, generator: torch.Generator) -> None:
     _scale_linears(tower, {"qkv": 1.6}, generator)
     patches = tower.patch_embed.proj
     _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
     for name, value in tower.named_parameters():
-        if "norm" in name or "ln_q" in name:
+        if ("norm" in name or "ln_q" in name) and name.endswith("weight"):
             value.data.normal_(1.0, 0.1, generator=generator)
+
+
+def _fill_qwen_vl(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    _fill_qwen_tower(model.model.visual, generator)
     _fill_qwen2(model, silent, generator)
 
 
@@ -303,6 +302,11 @@ def _fill_blip2(model: Any, silent: tuple[int, ...], generator: torch.Generator)
     fill(model.language_model, silent, generator)
 
 
+QWEN_VL = (
+    Qwen2VLForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
+)
+
 FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     T5ForConditionalGeneration: _fill_t5,
     OPTForCausalLM: _fill_opt,
@@ -311,7 +315,8 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     Qwen3ForCausalLM: _fill_qwen3,
     LlavaForConditionalGeneration: _fill_llava,
     LlavaNextForConditionalGeneration: _fill_llava,
-    Qwen2_5_VLForConditionalGeneration: _fill_qwen2_5_vl,
+    Qwen2_5_VLForConditionalGeneration: _fill_qwen_vl,
+    Qwen2VLForConditionalGeneration: _fill_qwen_vl,
     VisionEncoderDecoderModel: _fill_vit_gpt2,
     Blip2ForConditionalGeneration: _fill_blip2,
 }
@@ -479,39 +484,6 @@ def _qwen(
     } | own | changes  # fmt: skip
     model = kind(config_kind(**options)).eval()
     fill(model, (end - 1, end, end + 1), torch.Generator().manual_seed(seed))
-    return model, tokenizer
-
-
-def qwen2_5_vl(
-    seed: int = 34, *, vision_layers: int = 3, vision_width: int = 32, window_size: int = 56,
-    full: tuple[int, ...] = (1,), sections: tuple[int, int, int] = (4, 6, 6), tied: bool = False, **text_changes: Any,
-) -> tuple[Qwen2_5_VLForConditionalGeneration, PreTrainedTokenizerFast]:  # fmt: skip
-    """A Qwen2.5-VL of a tower with windows of 2 × 2 rows and a Qwen2 with M-RoPE (2 layers unless changed)."""
-    tokenizer = llama_tokenizer()
-    tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})
-    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    tokenizer.add_tokens([AddedToken(m, normalized=False, special=True) for m in marks], special_tokens=True)
-    tokenizer.chat_template = QWEN_VL_TEMPLATE
-    ids = {mark: token_id(tokenizer, mark) for mark in marks}
-    end = token_id(tokenizer, "<|im_end|>")
-    text: dict[str, Any] = {
-        "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 1024,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(sections)},
-        "bos_token_id": None, "eos_token_id": end, "pad_token_id": end + 1, "tie_word_embeddings": tied,
-    } | text_changes  # fmt: skip
-    vision = {
-        "depth": vision_layers, "hidden_size": vision_width, "intermediate_size": 48, "num_heads": 2,
-        "out_hidden_size": text["hidden_size"], "fullatt_block_indexes": list(full), "window_size": window_size,
-        "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "tokens_per_second": 2,
-    }  # fmt: skip
-    config = Qwen2_5_VLConfig(
-        vision_config=vision, text_config=text, image_token_id=ids["<|image_pad|>"], tie_word_embeddings=tied,
-        video_token_id=ids["<|video_pad|>"], vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-    )  # fmt: skip
-    model = Qwen2_5_VLForConditionalGeneration(config).eval()
-    fill(model, (end - 1, end, end + 1, *ids.values()), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
@@ -687,14 +659,9 @@ def save(
             images, tokenizer, patch_size=vision.patch_size, num_additional_image_tokens=1,
             vision_feature_select_strategy=config.vision_feature_select_strategy, chat_template=LLAVA_TEMPLATE,
         ).save_pretrained(folder)  # fmt: skip
-    elif isinstance(model, Qwen2_5_VLForConditionalGeneration):
-        # transformers' processor of the whole model needs torchvision, for videos.
-        Qwen2VLImageProcessorPil(
-            size={"shortest_edge": 4 * 28 * 28, "longest_edge": 24 * 28 * 28}
-        ).save_pretrained(folder)
+    elif isinstance(model, QWEN_VL):
+        tiny_qwen_vl.save_processors(model, folder)
         tokenizer.save_pretrained(folder)
-        size = {"shortest_edge": 4 * 28 * 28, "longest_edge": 8 * 28 * 28}
-        (folder / "video_preprocessor_config.json").write_text(json.dumps({"size": size}))
     elif isinstance(model, VisionEncoderDecoderModel):
         side = config.encoder.image_size
         ViTImageProcessorPil(
@@ -726,7 +693,8 @@ BUILDERS = {
     "llava-next": llava_next,
     "qwen2": qwen2,
     "qwen3": qwen3,
-    "qwen2.5-vl": qwen2_5_vl,
+    "qwen2-vl": lambda **options: tiny_qwen_vl.qwen2_vl(**options),
+    "qwen2.5-vl": lambda **options: tiny_qwen_vl.qwen2_5_vl(**options),
     "llama": llama,
     "llama-tied": lambda **options: llama(tied=True, **options),
 }

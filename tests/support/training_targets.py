@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "vit-gpt2": {"n_layer": 5},
     "llava": {"num_hidden_layers": 5},
     "llava-next": {"num_hidden_layers": 5},
+    "qwen2-vl": {"num_hidden_layers": 5},
     "qwen2.5-vl": {"num_hidden_layers": 5},
     "qwen3": {"num_hidden_layers": 5, "tie_word_embeddings": False},
 }

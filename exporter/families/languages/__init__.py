@@ -14,6 +14,7 @@ LANGUAGES = {
     "llama": "LlamaLanguage",
     "qwen2": "Qwen2Language",
     "qwen3": "Qwen3Language",
+    "qwen2_vl_text": "Qwen2VLLanguage",
     "qwen2_5_vl_text": "Qwen2_5_VLLanguage",
     "opt": "OPTLanguage",
     "gpt2": "GPT2Language",

@@ -32,8 +32,11 @@ class Qwen2_5_VLLanguage(LlamaLanguage):
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         super().__init__(checkpoint, config, prefix, body)
-        rope = config.rope_parameters or {}
-        sections, half = rope.get("mrope_section"), self.decoder.head_dim // 2
+        self.check_sections((config.rope_parameters or {}).get("mrope_section"))
+
+    def check_sections(self, sections: Any) -> None:
+        """Raises UnsupportedModelError for sizes of the axes' sections that are none."""
+        half = self.decoder.head_dim // 2
         if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != half:
             raise UnsupportedModelError(
                 f"{self.kind.__name__}: mrope_section {sections!r:.80} is not three numbers whose sum is {half}, half a head"

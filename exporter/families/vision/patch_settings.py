@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....runtime.common.errors import UnsupportedModelError
-from ....runtime.images.windows import Grid
+from ....runtime.images.grid import Grid
 from ..common.images import RESAMPLE, described_processor
 
 
@@ -48,16 +48,46 @@ def sampled_video(
     settings: dict[str, Any],
     image: dict[str, Any],
     token_id: int,
-    tokens_per_second: float,
+    tokens_per_second: float | None,
     most_pixels: int | None = None,
 ) -> dict[str, Any]:
-    """Settings of a processor that samples frames and reads them as `image` (see `patched_image`) says.
+    """Settings of a processor that samples frames as `runtime/images/sampling/qwen2_vl.py` does, and reads them as `image`
+    (see `patched_image`) says.
 
     `most_pixels` lowers the bounds of a frame. `settings` are the video processor's; {} for a folder without any, whose
     authors read videos by the defaults here (qwen-vl-utils; transformers' `Qwen2VLVideoProcessor`), not by the pictures'
     bounds.
     Raises UnsupportedModelError where frames are not read as pictures are.
     """
+    _check_alike(settings, image)
+    size, unit = settings.get("size") or {}, (image["patch_size"] * image["merge_size"]) ** 2
+    pixels = {
+        "min_pixels": _asked(settings, "min_pixels", size.get("shortest_edge", 128 * unit)),
+        "max_pixels": _asked(settings, "max_pixels", size.get("longest_edge", 768 * unit)),
+    }
+    if most_pixels is not None:
+        pixels = {name: min(most_pixels, value) for name, value in pixels.items()}
+    described = {
+        "token_id": token_id,
+        **_rate(settings),
+        **pixels,
+        "max_rows": int(_asked(settings, "max_video_tokens", 128_000) * 0.9),
+    }
+    return described if tokens_per_second is None else {**described, "tokens_per_second": tokens_per_second}
+
+
+def _asked(settings: dict[str, Any], name: str, default: Any) -> Any:
+    return default if settings.get(name) is None else settings[name]
+
+
+def _rate(settings: dict[str, Any]) -> dict[str, Any]:
+    """How many frames are seen."""
+    defaults = {"fps": 2.0, "min_frames": 4, "max_frames": 768}
+    return {name: _asked(settings, name, default) for name, default in defaults.items()}
+
+
+def _check_alike(settings: dict[str, Any], image: dict[str, Any]) -> None:
+    """Raises UnsupportedModelError where frames are not read as pictures are."""
     alike = {
         "patch_size": "patch_size",
         "temporal_patch_size": "temporal_patch_size",
@@ -77,20 +107,3 @@ def sampled_video(
             f"video processor: resample={settings['resample']!r:.40} differs from the image processor's "
             f"{image['resample']}"
         )
-    size, unit = settings.get("size") or {}, (image["patch_size"] * image["merge_size"]) ** 2
-    asked = lambda name, default: default if settings.get(name) is None else settings[name]  # noqa: E731
-    pixels = {
-        "min_pixels": asked("min_pixels", size.get("shortest_edge", 128 * unit)),
-        "max_pixels": asked("max_pixels", size.get("longest_edge", 768 * unit)),
-    }
-    if most_pixels is not None:
-        pixels = {name: min(most_pixels, value) for name, value in pixels.items()}
-    return {
-        "token_id": token_id,
-        "fps": asked("fps", 2.0),
-        "min_frames": asked("min_frames", 4),
-        "max_frames": asked("max_frames", 768),
-        **pixels,
-        "max_rows": int(asked("max_video_tokens", 128_000) * 0.9),
-        "tokens_per_second": tokens_per_second,
-    }

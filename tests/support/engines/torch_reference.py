@@ -389,12 +389,23 @@ class QwenVLModel(LlavaModel):
         return {"image_rows": rows[0]}
 
 
+class WholeQwenVLModel(LlavaModel):
+    """Graphs of a `qwen2-vl` bundle."""
+
+    def vision(self, io: Tensors) -> Tensors:
+        down, across = (io["patch_positions"].amax((0, 1)) + 1).tolist()
+        pixels = io["pixel_values"].flatten(0, 1)
+        rows = self.model.get_image_features(pixels, torch.tensor([[1, down, across]])).pooler_output
+        return {"image_rows": rows[0]}
+
+
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "llama"): LlamaModel,
     ("llama", "qwen2"): LlamaModel,
     ("llama", "qwen3"): LlamaModel,
     ("llava", "llama"): LlavaModel,
     ("llava-next", "llama"): LlavaNextModel,
+    ("qwen2-vl", "qwen2_vl_text"): WholeQwenVLModel,
     ("qwen2.5-vl", "qwen2_5_vl_text"): QwenVLModel,
     ("blip2", "t5"): Blip2T5Model,
     ("blip2", "opt"): Blip2OptModel,

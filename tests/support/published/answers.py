@@ -10,7 +10,14 @@ from typing import Any
 import torch
 import transformers
 from PIL.Image import Image
-from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, Qwen2_5_VLProcessor
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    Qwen2_5_VLProcessor,
+    Qwen2VLProcessor,
+)
 
 from tests.support.published.folders import floats_of
 
@@ -23,14 +30,23 @@ class Request:
     prompt: str | list[dict[str, Any]] = ""
 
 
-class OfPictures(Qwen2_5_VLProcessor):
-    """Without the part for videos, which needs torchvision."""
+def _of_pictures(kind: Any) -> Any:
+    """A processor of pictures and videos without that of videos, which needs torchvision."""
 
-    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-        """As transformers', of what there is."""
-        if argument_name == "video_processor":
-            return type(None)
-        return super().check_argument_for_proper_class(argument_name, argument)
+    class OfPictures(kind):
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            """As transformers', of what there is."""
+            if argument_name == "video_processor":
+                return type(None)
+            return super().check_argument_for_proper_class(argument_name, argument)
+
+    return OfPictures
+
+
+OF_PICTURES = {
+    "qwen2_vl": _of_pictures(Qwen2VLProcessor),
+    "qwen2_5_vl": _of_pictures(Qwen2_5_VLProcessor),
+}
 
 
 class Transformers:
@@ -77,10 +93,11 @@ def _processor(folder: Path, config: Any, tokenizer: Any) -> Any:
         return AutoImageProcessor.from_pretrained(folder, **options)
     if not hasattr(config, "vision_config"):
         return None
-    if config.model_type == "qwen2_5_vl":
-        template = Qwen2_5_VLProcessor.get_processor_dict(folder)[0].get("chat_template")
+    if config.model_type in OF_PICTURES:
+        kind = OF_PICTURES[config.model_type]
+        template = kind.get_processor_dict(folder)[0].get("chat_template")
         images = AutoImageProcessor.from_pretrained(folder, **options)
-        return OfPictures(images, tokenizer, None, chat_template=template or tokenizer.chat_template)
+        return kind(images, tokenizer, None, chat_template=template or tokenizer.chat_template)
     processor = AutoProcessor.from_pretrained(folder, **options)
     # Processors of older releases leave these to the configuration; transformers warns, and asks its users to set them.
     if hasattr(config, "vision_feature_select_strategy"):

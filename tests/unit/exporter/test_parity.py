@@ -37,7 +37,8 @@ MEMORY = {WHOLE: 1 << 40, BY_LAYER: 0}
 
 
 @each_value(
-    name=["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl"], memory=[*MEMORY]
+    name=["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl"],
+    memory=[*MEMORY],
 )
 def test_correct_bundle_passes_parity(tiny_bundle: Callable, name: str, memory: str) -> None:
     bundle, checkpoint = tiny_bundle(name)
@@ -65,6 +66,7 @@ CONFIGURATIONS = {
         {"window_size": 28, "full": (), "tied": True, "num_attention_heads": 6, "sections": (2, 4, 2)},
         {"window_size": 112, "full": (0, 2), "num_key_value_heads": 3, "sections": (8, 4, 4)},
     ],
+    "qwen2-vl": [{"tied": True, "num_attention_heads": 6, "sections": (2, 4, 2)}],
     "llava-next": [
         {
             "image_side": 24,

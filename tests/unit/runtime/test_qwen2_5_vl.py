@@ -12,10 +12,11 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.manifest import ImageInfo
 from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
+from vlmexport.runtime.images.grid import patchified
 from vlmexport.runtime.images.processors import preprocess
 from vlmexport.runtime.images.processors.patches import settings_of
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.images.windows import patchified, windows
+from vlmexport.runtime.images.windows import windows
 
 from tests.support.answers import check_answer
 
@@ -203,9 +204,9 @@ def test_windows_equal_transformers(tiny: TinyBundle, down: int, across: int) ->
 
     grid = settings_of(settings(784, 784 * 100))[0]
     thw = torch.tensor([[1, down * grid.merge_size, across * grid.merge_size]])
-    order, ends = get_vision_window_index(thw, grid.merge_size, grid.window_size, grid.patch_size)
+    order, ends = get_vision_window_index(thw, grid.merge_size, 112, grid.patch_size)
     pixels = np.arange(down * across * grid.patches, dtype=np.float32)[:, None]
-    found = windows(pixels, down, across, grid)
+    found = windows(pixels, down, across, grid, 112)
     starts = found["pixel_values"][:, 0, 0] // grid.patches
     np.testing.assert_array_equal(starts, order)
     np.testing.assert_array_equal(starts[found["unit_order"]], np.arange(down * across))
@@ -216,10 +217,10 @@ def test_windows_equal_transformers(tiny: TinyBundle, down: int, across: int) ->
 
 
 @pytest.mark.parametrize(
-    "changed", [{"window_size": None}, {"patch_size": 0}, {"min_pixels": 10**6}, {"merge_size": "2"}]
+    "changed", [{"patch_size": 0}, {"min_pixels": 10**6}, {"merge_size": "2"}, {"temporal_patch_size": None}]
 )
 def test_invalid_patch_grid_is_refused(changed: dict[str, Any]) -> None:
     described = settings(784, 7840)
     described.extra = {**described.extra, **changed}
-    with pytest.raises(BundleError, match=r"image\.patch_size.*build the bundle again"):
+    with pytest.raises(BundleError, match=rf"image\.{next(iter(changed))}.*build the bundle again"):
         preprocess(PICTURES[0], described)
