@@ -88,11 +88,26 @@ ALIASES: tuple[Alias, ...] = (
     Alias("qwen2-vl-7b", "qwen2-vl", "Qwen2-VL 7B Instruct", hub_id="Qwen/Qwen2-VL-7B-Instruct"),
     Alias("qwen2.5-vl-3b", "qwen2.5-vl", "Qwen2.5-VL 3B Instruct", hub_id="Qwen/Qwen2.5-VL-3B-Instruct"),
     Alias("qwen2.5-vl-7b", "qwen2.5-vl", "Qwen2.5-VL 7B Instruct", hub_id="Qwen/Qwen2.5-VL-7B-Instruct"),
+    Alias("qwen3-vl-2b", "qwen3-vl", "Qwen3-VL 2B Instruct", hub_id="Qwen/Qwen3-VL-2B-Instruct"),
+    Alias("qwen3-vl-4b", "qwen3-vl", "Qwen3-VL 4B Instruct", hub_id="Qwen/Qwen3-VL-4B-Instruct"),
+    Alias("qwen3-vl-8b", "qwen3-vl", "Qwen3-VL 8B Instruct", hub_id="Qwen/Qwen3-VL-8B-Instruct"),
     Alias(
         "cosmos-reason1-7b",
         "qwen2.5-vl",
         "Cosmos-Reason1 7B (a Qwen2.5-VL), about physical scenes",
         hub_id="nvidia/Cosmos-Reason1-7B",
+    ),
+    Alias(
+        "cosmos-reason2-2b",
+        "qwen3-vl",
+        "Cosmos-Reason2 2B (a Qwen3-VL), about physical scenes",
+        hub_id="nvidia/Cosmos-Reason2-2B",
+    ),
+    Alias(
+        "cosmos-reason2-8b",
+        "qwen3-vl",
+        "Cosmos-Reason2 8B (a Qwen3-VL), about physical scenes",
+        hub_id="nvidia/Cosmos-Reason2-8B",
     ),
     Alias(
         "smollm2-135m",

@@ -13,6 +13,7 @@ from .llava import LlavaFamily
 from .llava_next import LlavaNextFamily
 from .qwen2_5_vl import Qwen2_5_VLFamily
 from .qwen2_vl import Qwen2VLFamily
+from .qwen3_vl import Qwen3VLFamily
 from .t5 import T5Family
 from .vit_gpt2 import ViTGPT2Family
 
@@ -23,6 +24,7 @@ FAMILIES: tuple[type[Family], ...] = (
     LlavaNextFamily,
     Qwen2VLFamily,
     Qwen2_5_VLFamily,
+    Qwen3VLFamily,
     T5Family,
     ViTGPT2Family,
 )

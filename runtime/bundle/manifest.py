@@ -136,7 +136,8 @@ class VideoInfo(Part):
     """How videos are read: the token that stands for one, frames per second that the model sees and their bounds, and
     their pixels; a family says of what.
 
-    `max_rows` are embeddings of a whole video where its frames can be made smaller, and `tokens_per_second` position steps per second; None where the family reads videos in another way."""
+    `max_rows` are embeddings of a whole video where its frames can be made smaller, `max_frame_rows` those of a frame, and
+    `tokens_per_second` position steps per second; None where the family reads videos in another way."""
 
     token_id: int = checked(_TOKEN)
     fps: float = checked(number(1e-3, 1e3))
@@ -145,6 +146,7 @@ class VideoInfo(Part):
     min_pixels: int = checked(integer(1, 1 << 32))
     max_pixels: int = checked(integer(1, 1 << 32))
     max_rows: int | None = checked(optional(integer(1, 1 << 32)), default=None)
+    max_frame_rows: int | None = checked(optional(integer(1, 1 << 32)), default=None)
     tokens_per_second: float | None = checked(optional(number(0, 1e6)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 

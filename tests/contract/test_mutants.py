@@ -30,6 +30,7 @@ from vlmexport.runtime.speculative import cycle, sequence
 from tests.support import attending_mutants as attending
 from tests.support import attending_rows, grammars, lossless
 from tests.support import cuda_mutants as provider
+from tests.support import deepstack_mutants as deepstack
 from tests.support import device_mutants as device
 from tests.support import eagle3_mutants as eagle3
 from tests.support import eagle_mutants as eagle
@@ -539,6 +540,26 @@ MUTANTS = {
     ),
     "siblings visible in a tree": Mutant(
         siblings_visible, {"tree": table("tree"), "generation": generation("tree", 6), "matrix": matrix}
+    ),
+    "nothing added behind layers": Mutant(
+        deepstack.nothing_added,
+        {
+            "prefill": table("prefill"),
+            "one token": table("one_token"),
+            "generation": generation("perfect", 3),
+        },
+        ("qwen3-vl",),
+    ),
+    "added behind another layer": Mutant(
+        deepstack.swapped_layers, {"prefill": table("prefill"), "chain": table("chain")}, ("qwen3-vl",)
+    ),
+    "added behind the prompt, too": Mutant(
+        deepstack.never_cleared,
+        {"one token": table("one_token"), "trunk and tail": table("trunk_and_tail")},
+        ("qwen3-vl",),
+    ),
+    "one axis of positions": Mutant(
+        deepstack.one_axis, {"prefill": table("prefill"), "one token": table("one_token")}, ("qwen3-vl",)
     ),
     "tree path not committed": Mutant(
         path_not_committed,

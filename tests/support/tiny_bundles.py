@@ -68,7 +68,7 @@ class Recipe:
 ATTENDING = 2
 """First layer behind which imitation networks of these bundles have attention."""
 
-SEEING = ("blip2-opt", "llava", "llava-next", "qwen2-vl", "qwen2.5-vl")
+SEEING = ("blip2-opt", "llava", "llava-next", "qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 """Checkpoints for which there is a ViSpec draft."""
 
 FUSED: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -128,8 +128,13 @@ BUNDLES = {
     "llava-two-cuts": Recipe("llava", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "llava-next-two-cuts": Recipe("llava-next", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "qwen2-vl": Recipe("qwen2-vl", changes={**FUSED, "seed": 30}, head="shared", taps=(1, 1, 1)),
+    # A cut lies between the layers behind which embeddings of pictures are added.
+    "qwen3-vl": Recipe("qwen3-vl", changes={**FUSED, "seed": 50}, head="shared", taps=(1, 1, 1)),
     "qwen2-vl-two-cuts": Recipe(
         "qwen2-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)
+    ),
+    "qwen3-vl-two-cuts": Recipe(
+        "qwen3-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 50}, taps=(1, 1, 2)
     ),
     "qwen2.5-vl-two-cuts": Recipe(
         "qwen2.5-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)
@@ -143,7 +148,7 @@ BUNDLES |= {
     for name, precision in (("t5", "float16"), ("llama", "bfloat16"), ("llama", "float16"))
     for cuts in ("", "-two-cuts")
 }
-IN_FLOAT16 = ("blip2-opt", "llava", "llava-next", "qwen2.5-vl", "vit-gpt2")
+IN_FLOAT16 = ("blip2-opt", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "vit-gpt2")
 """What is looked at in float16 for its numbers alone."""
 
 BUNDLES |= {f"{name}-float16": replace(BUNDLES[name], precision="float16") for name in IN_FLOAT16}
@@ -163,6 +168,7 @@ EVERY_FAMILY = (
     "llava-next",
     "qwen2-vl",
     "qwen2.5-vl",
+    "qwen3-vl",
     "qwen2",
     "qwen3",
     "t5-text",

@@ -49,6 +49,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     T5Tokenizer,
@@ -145,7 +146,8 @@ def _fill_llama(
     | LlavaForConditionalGeneration
     | LlavaNextForConditionalGeneration
     | Qwen2_5_VLForConditionalGeneration
-    | Qwen2VLForConditionalGeneration,
+    | Qwen2VLForConditionalGeneration
+    | Qwen3VLForConditionalGeneration,
     silent: tuple[int, ...],
     generator: torch.Generator,
 ) -> None:
@@ -263,11 +265,19 @@ def _fill_qwen_tower(tower: Any, generator: torch.Generator) -> None:
     for name, value in tower.named_parameters():
         if ("norm" in name or "ln_q" in name) and name.endswith("weight"):
             value.data.normal_(1.0, 0.1, generator=generator)
+    if hasattr(tower, "pos_embed"):
+        _normal(patches.bias, 0.1, generator)
+        _normal(tower.pos_embed.weight, 0.5, generator)
 
 
 def _fill_qwen_vl(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
     _fill_qwen_tower(model.model.visual, generator)
     _fill_qwen2(model, silent, generator)
+
+
+def _fill_qwen3_vl(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    _fill_qwen_tower(model.model.visual, generator)
+    _fill_qwen3(model, silent, generator)
 
 
 def _fill_qwen2(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
@@ -305,6 +315,7 @@ def _fill_blip2(model: Any, silent: tuple[int, ...], generator: torch.Generator)
 QWEN_VL = (
     Qwen2VLForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
 )
 
 FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
@@ -317,6 +328,7 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     LlavaNextForConditionalGeneration: _fill_llava,
     Qwen2_5_VLForConditionalGeneration: _fill_qwen_vl,
     Qwen2VLForConditionalGeneration: _fill_qwen_vl,
+    Qwen3VLForConditionalGeneration: _fill_qwen3_vl,
     VisionEncoderDecoderModel: _fill_vit_gpt2,
     Blip2ForConditionalGeneration: _fill_blip2,
 }
@@ -695,6 +707,7 @@ BUILDERS = {
     "qwen3": qwen3,
     "qwen2-vl": lambda **options: tiny_qwen_vl.qwen2_vl(**options),
     "qwen2.5-vl": lambda **options: tiny_qwen_vl.qwen2_5_vl(**options),
+    "qwen3-vl": lambda **options: tiny_qwen_vl.qwen3_vl(**options),
     "llama": llama,
     "llama-tied": lambda **options: llama(tied=True, **options),
 }

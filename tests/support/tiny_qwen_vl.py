@@ -16,6 +16,8 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 from tests.support import tiny_models
@@ -98,11 +100,29 @@ def qwen2_vl(
     return _built(Qwen2VLForConditionalGeneration, Qwen2VLConfig, vision, text, seed, tied)
 
 
+def qwen3_vl(
+    seed: int = 50, *, vision_layers: int = 3, vision_width: int = 32, deep: tuple[int, ...] = (0, 1), table_side: int = 5,
+    sections: tuple[int, int, int] = (6, 5, 5), tied: bool = False, **text_changes: Any,
+) -> Built:  # fmt: skip
+    """A Qwen3-VL of a tower with a table of 5 × 5 positions, whose first two blocks also give what is added behind the first
+    two layers of a Qwen3 with interleaved M-RoPE (2 layers unless changed)."""
+    text = {"rope_parameters": _rope(sections, mrope_interleaved=True), "head_dim": 32} | text_changes
+    vision = {
+        "depth": vision_layers, "hidden_size": vision_width, "intermediate_size": 48, "num_heads": 2,
+        "out_hidden_size": text.get("hidden_size", 96), "deepstack_visual_indexes": list(deep), "patch_size": 16,
+        "num_position_embeddings": table_side**2, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    return _built(Qwen3VLForConditionalGeneration, Qwen3VLConfig, vision, text, seed, tied)
+
+
 def save_processors(model: Model, folder: Path) -> None:
     """The settings of pictures and videos: transformers' processor of the whole model needs torchvision, for videos."""
     unit = model.config.vision_config.patch_size * model.config.vision_config.spatial_merge_size
     normal: dict[str, Any] = {}
     least, most = 4 * unit**2, 8 * unit**2
+    if isinstance(model, Qwen3VLForConditionalGeneration):
+        normal = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        most *= 8  # of all frames together
     Qwen2VLImageProcessorPil(
         size={"shortest_edge": 4 * unit**2, "longest_edge": 24 * unit**2},
         patch_size=model.config.vision_config.patch_size,

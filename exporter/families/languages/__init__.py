@@ -16,6 +16,7 @@ LANGUAGES = {
     "qwen3": "Qwen3Language",
     "qwen2_vl_text": "Qwen2VLLanguage",
     "qwen2_5_vl_text": "Qwen2_5_VLLanguage",
+    "qwen3_vl_text": "Qwen3VLLanguage",
     "opt": "OPTLanguage",
     "gpt2": "GPT2Language",
 }

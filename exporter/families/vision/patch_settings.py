@@ -76,6 +76,29 @@ def sampled_video(
     return described if tokens_per_second is None else {**described, "tokens_per_second": tokens_per_second}
 
 
+def timed_video(
+    settings: dict[str, Any], image: dict[str, Any], token_id: int, most_pixels: int | None = None
+) -> dict[str, Any]:
+    """Settings of a processor that samples frames as `runtime/images/sampling/qwen3_vl.py` does; see `sampled_video`.
+
+    `min_pixels` and `max_pixels` are those of all frames of a video together, `max_frame_rows` bounds one frame, as
+    `cap_pixels_per_frame` does and `most_pixels`.
+    Raises UnsupportedModelError where frames are not read as pictures are.
+    """
+    _check_alike(settings, image)
+    size, unit = settings.get("size") or {}, (image["patch_size"] * image["merge_size"]) ** 2
+    least, most = size.get("shortest_edge", 128 * unit), size.get("longest_edge", 768 * unit)
+    rate = _rate(settings)
+    described = {"token_id": token_id, **rate, "min_pixels": least, "max_pixels": most}
+    if settings.get("cap_pixels_per_frame"):
+        described["max_frame_rows"] = _asked(settings, "max_video_tokens", 768)
+    if most_pixels is not None:
+        rows = max(1, most_pixels // unit)
+        described["max_frame_rows"] = min(rows, described.get("max_frame_rows", rows))
+        described["min_pixels"] = min(least, most_pixels)
+    return described
+
+
 def _asked(settings: dict[str, Any], name: str, default: Any) -> Any:
     return default if settings.get(name) is None else settings[name]
 

@@ -399,6 +399,24 @@ class WholeQwenVLModel(LlavaModel):
         return {"image_rows": rows[0]}
 
 
+class Qwen3VLModel(LlavaModel):
+    """Graphs of a `qwen3-vl` bundle."""
+
+    def vision(self, io: Tensors) -> Tensors:
+        down, across = (io["patch_positions"].amax((0, 1)) + 1).tolist()
+        pixels = io["pixel_values"].flatten(0, 1)
+        seen = self.model.get_image_features(pixels, torch.tensor([[1, down, across]]))
+        rows = [seen.pooler_output[0], *(each[0] for each in seen.deepstack_features)]
+        return {"image_rows": torch.cat(rows, -1)}
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        hidden = io["hidden"]
+        for i in range(first, last):
+            hidden = super().segment({**io, "hidden": hidden}, i, i + 1)["hidden_out"]
+            hidden = hidden + io.get(f"deepstack.{i}", 0)
+        return {"hidden_out": hidden}
+
+
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "llama"): LlamaModel,
     ("llama", "qwen2"): LlamaModel,
@@ -407,6 +425,7 @@ FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llava-next", "llama"): LlavaNextModel,
     ("qwen2-vl", "qwen2_vl_text"): WholeQwenVLModel,
     ("qwen2.5-vl", "qwen2_5_vl_text"): QwenVLModel,
+    ("qwen3-vl", "qwen3_vl_text"): Qwen3VLModel,
     ("blip2", "t5"): Blip2T5Model,
     ("blip2", "opt"): Blip2OptModel,
     ("t5", "t5"): T5Model,

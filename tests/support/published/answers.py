@@ -17,6 +17,7 @@ from transformers import (
     AutoTokenizer,
     Qwen2_5_VLProcessor,
     Qwen2VLProcessor,
+    Qwen3VLProcessor,
 )
 
 from tests.support.published.folders import floats_of
@@ -46,6 +47,7 @@ def _of_pictures(kind: Any) -> Any:
 OF_PICTURES = {
     "qwen2_vl": _of_pictures(Qwen2VLProcessor),
     "qwen2_5_vl": _of_pictures(Qwen2_5_VLProcessor),
+    "qwen3_vl": _of_pictures(Qwen3VLProcessor),
 }
 
 

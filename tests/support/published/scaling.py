@@ -18,6 +18,7 @@ from tests.support.quantized_checkpoints import GROUP
 LLAMA = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 3}
 LANGUAGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text"), LLAMA),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), LLAMA),
     **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_text", "llava_llama", "llava_mistral", "llava"), LLAMA),
     "opt": {
         "hidden_size": 96, "word_embed_proj_dim": 96, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -48,8 +49,12 @@ TOWERS: dict[str, dict[str, Any]] = {
         "fullatt_block_indexes": [1],
     },
     "qwen2_vl": {"depth": 2, "embed_dim": 32, "hidden_size": 96, "num_heads": 2},
+    "qwen3_vl": {
+        "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 96,
+        "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 25,
+    },
 }  # fmt: skip
-TOWERS |= {f"{kind}_vision": TOWERS[kind] for kind in ("qwen2_5_vl", "qwen2_vl")}
+TOWERS |= {f"{kind}_vision": TOWERS[kind] for kind in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")}
 NOT_TEXT = ("vision_config", "qformer_config", "encoder")
 """Parts whose ids, if they name any, are of no vocabulary of text."""
 _IDS = re.compile(r"(_token_(id|index|ids)|suppress_tokens)$")

@@ -37,7 +37,7 @@ MEMORY = {WHOLE: 1 << 40, BY_LAYER: 0}
 
 
 @each_value(
-    name=["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl"],
+    name=["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl"],
     memory=[*MEMORY],
 )
 def test_correct_bundle_passes_parity(tiny_bundle: Callable, name: str, memory: str) -> None:
@@ -67,6 +67,10 @@ CONFIGURATIONS = {
         {"window_size": 112, "full": (0, 2), "num_key_value_heads": 3, "sections": (8, 4, 4)},
     ],
     "qwen2-vl": [{"tied": True, "num_attention_heads": 6, "sections": (2, 4, 2)}],
+    "qwen3-vl": [
+        {"deep": (0, 1, 2), "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+        {"deep": (), "tied": True},
+    ],
     "llava-next": [
         {
             "image_side": 24,

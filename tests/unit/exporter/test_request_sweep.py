@@ -79,6 +79,25 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {"vision_width": 64, "mlp_ratio": 3},
         {"num_hidden_layers": 3, "vision_layers": 1, "intermediate_size": 96},
     ],
+    "qwen3-vl": [
+        {},
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "tied": True,
+            "deep": (2,),
+            "sections": (8, 4, 4),
+        },
+        {"deep": (0, 1, 2), "num_hidden_layers": 4, "num_key_value_heads": 3, "table_side": 7},
+        {"deep": (), "head_dim": 16, "sections": (4, 2, 2)},
+        {
+            "num_hidden_layers": 3,
+            "vision_layers": 4,
+            "deep": (1, 3),
+            "vision_width": 64,
+            "attention_bias": True,
+        },
+    ],
     "qwen2.5-vl": [
         {},
         {"num_attention_heads": 6, "num_key_value_heads": 2, "tied": True, "sections": (2, 4, 2)},
@@ -87,7 +106,7 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {"num_hidden_layers": 3, "vision_layers": 4, "full": (1, 3), "vision_width": 64},
     ],
 }
-FILMS = ("qwen2-vl", "qwen2.5-vl")
+FILMS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 """Read videos."""
 CASES = [(name, number) for name, found in CONFIGURATIONS.items() for number in range(len(found))]
 
