@@ -3,7 +3,8 @@
 | registered | must have |
 |---|---|
 | family of the exporter | a checkpoint in the parity table, a line in the docs |
-| family of the runtime | an exporter, a bundle in the contract table, a target in the training table |
+| family of the runtime | an exporter, a bundle in the contract table, graphs in PyTorch, a target in the training table |
+| family that reads several pictures | configurations of the sweep, a ViSpec draft in the contract table |
 | draft kind of the exporter | a proposer of the runtime, a row in the contract table, a line in the docs |
 | draft kind that is trained | an objective, a row in the training table, a line in docs/how-to |
 | draft kind that is searched | a search, a line in docs/how-to |
@@ -26,6 +27,8 @@ from vlmexport.runtime import drafts as proposers
 from vlmexport.runtime import families
 
 from tests.support import lossless, rig, tiny_bundles, tiny_models, training_targets
+from tests.support.engines import torch_reference
+from tests.unit.exporter import test_request_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = ROOT / "tests"
@@ -66,6 +69,16 @@ def _exported_families() -> list[str]:
     return [family.name for family in registry.FAMILIES]
 
 
+def _families_of_several_pictures() -> list[str]:
+    """Families of the runtime that lay out any number of pictures."""
+    found = []
+    for name in _exported_families():
+        if name in families.FAMILIES:
+            names = type(families.get_family(name)).prepare.__code__.co_names
+            found += [name] if "views_of" in names else []
+    return found
+
+
 def _trained_kinds() -> list[str]:
     return [kind.name for kind in drafts.draft_kinds() if kind.trained and not kind.searched]
 
@@ -102,8 +115,19 @@ RUN: Tables = {
     "the contract table (tests/support/rig.py)": lambda: {
         _family(tiny_bundles.BUNDLES[name].checkpoint) for name in rig.FAMILIES
     },
+    "the second implementation (tests/support/engines/torch_reference.py)": lambda: {
+        family for family, _ in torch_reference.FAMILIES
+    },
     "the training table (tests/support/training_targets.py)": lambda: {
         _family(name) for name in training_targets.KINDS
+    },
+}
+SEVERAL: Tables = {
+    "the sweep (tests/unit/exporter/test_request_sweep.py)": lambda: {
+        _family(name) for name in test_request_sweep.CONFIGURATIONS
+    },
+    "the table of ViSpec drafts (SEEING in tests/support/tiny_bundles.py)": lambda: {
+        _family(name) for name in tiny_bundles.SEEING
     },
 }
 DRAFTED: Tables = {
@@ -128,6 +152,7 @@ def complaints() -> list[str]:
     return [
         *missing(_exported_families(), EXPORTED),
         *missing(families.FAMILIES, RUN),
+        *missing(_families_of_several_pictures(), SEVERAL),
         *missing(drafts.KINDS, DRAFTED),
         *missing(_trained_kinds(), TRAINED),
         *missing(objectives.KINDS, {"the exporter's trained kinds": _trained_kinds}),
@@ -139,6 +164,7 @@ def complaints() -> list[str]:
 
 def test_every_registered_kind_has_tests() -> None:
     assert len(_engines()) >= 1
+    assert {"llava", "qwen3-vl"} <= set(_families_of_several_pictures())
     assert complaints() == []
 
 
