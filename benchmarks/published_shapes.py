@@ -67,6 +67,35 @@ QWEN_TEXT = {
 }
 
 
+QWEN2_VL = {
+    "vision": {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16},
+    "files": QWEN["files"],
+}
+QWEN3_VL_FILES = {
+    "preprocessor_config.json": {"size": {"shortest_edge": 65536, "longest_edge": 16777216}},
+    "video_preprocessor_config.json": {"size": {"shortest_edge": 4096, "longest_edge": 25165824}},
+}
+
+
+def qwen3_vl(layers: int, hidden: int, inner: int, heads: int, *, large: bool = False) -> dict[str, Any]:
+    """A Qwen3-VL, with the tower of the 2B and 4B or the `large` one of the 8B."""
+    tower = {
+        "depth": 27 if large else 24, "hidden_size": 1152 if large else 1024, "num_heads": 16,
+        "intermediate_size": 4304 if large else 4096, "out_hidden_size": hidden, "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [8, 16, 24] if large else [5, 11, 17],
+    }  # fmt: skip
+    text = {
+        "vocab_size": 151936, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+        },
+    }  # fmt: skip
+    return {
+        "tiny": "qwen3-vl", "options": {"tied": not large}, "text": text, "vision": tower, "files": QWEN3_VL_FILES,
+    }  # fmt: skip
+
+
 def llama(
     layers: int, hidden: int, inner: int, heads: int, kv_heads: int, vocabulary: int, most: int
 ) -> dict[str, Any]:
@@ -126,6 +155,30 @@ MODELS: dict[str, dict[str, Any]] = {
         **QWEN,
         "vision": QWEN["vision"] | {"out_hidden_size": 3584},
     },
+    "qwen2-vl-2b": {
+        "tiny": "qwen2-vl",
+        "options": {"tied": True},
+        "text": QWEN_TEXT | {
+            "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+            "num_attention_heads": 12, "num_key_value_heads": 2, "layer_types": ["full_attention"] * 28,
+            "max_position_embeddings": 32768,
+        },
+        **QWEN2_VL,
+        "vision": QWEN2_VL["vision"] | {"hidden_size": 1536},
+    },
+    "qwen2-vl-7b": {
+        "tiny": "qwen2-vl",
+        "text": QWEN_TEXT | {
+            "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+            "num_attention_heads": 28, "num_key_value_heads": 4, "layer_types": ["full_attention"] * 28,
+            "max_position_embeddings": 32768,
+        },
+        **QWEN2_VL,
+        "vision": QWEN2_VL["vision"] | {"hidden_size": 3584},
+    },
+    "qwen3-vl-2b": qwen3_vl(28, 2048, 6144, 16),
+    "qwen3-vl-4b": qwen3_vl(36, 2560, 9728, 32),
+    "qwen3-vl-8b": qwen3_vl(36, 4096, 12288, 32, large=True),
     "smollm2-135m": {"tiny": "llama-tied", "text": llama(30, 576, 1536, 9, 3, 49152, 8192)},
     "smollm2-360m": {"tiny": "llama-tied", "text": llama(32, 960, 2560, 15, 5, 49152, 8192)},
     "smollm2-1.7b": {"tiny": "llama-tied", "text": llama(24, 2048, 8192, 32, 32, 49152, 8192)},
@@ -140,6 +193,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "tinyllama-1.1b": {"tiny": "llama", "text": llama(22, 2048, 5632, 32, 4, 32000, 2048)},
 }  # fmt: skip
 
+MODELS["cosmos-reason1-7b"] = MODELS["qwen2.5-vl-7b"]
+MODELS |= {f"cosmos-reason2-{size}": MODELS[f"qwen3-vl-{size}"] for size in ("2b", "8b")}
+
 SOURCES = {
     "llava-1.5": "https://huggingface.co/docs/transformers/model_doc/llava, LlavaConfig's defaults; "
     "https://huggingface.co/liuhaotian/llava-v1.5-13b",
@@ -150,6 +206,8 @@ SOURCES = {
     "qwen2.5-vl": "https://github.com/acproject/duorou/blob/main/docs/qwen2.5vl_graph.md",
     "qwen3": "https://github.com/Joinn99/GR/blob/e6d4479e91695f63053ea575b6ce9bd8e98b1d25/config/modified_qwen3.py; "
     "tests/integration/published/checkpoints/Qwen--Qwen3-8B",
+    "qwen2-vl": "tests/integration/published/checkpoints/Qwen--Qwen2-VL-2B-Instruct, Qwen--Qwen2-VL-7B-Instruct",
+    "qwen3-vl": "tests/integration/published/checkpoints/Qwen--Qwen3-VL-4B-Instruct; the sizes of the 2B and 8B from memory",
     "smollm2": "https://github.com/satyasundar/erav3-s13/blob/main/README.md, "
     "https://github.com/JXL884/Entropy-aware-branching/blob/main/entropix/models/smollm.py",
 }
@@ -158,6 +216,8 @@ TOTALS = {
     "smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120, "smollm2-1.7b": 1_711_376_384, "llava-1.5-7b": 7_063_427_072,
     "qwen2.5-vl-3b": 3_754_622_976, "qwen2.5-vl-7b": 8_292_166_656, "tinyllama-1.1b": 1_100_048_384,
     "qwen2.5-0.5b": 494_032_768, "blip2-flant5": 3_942_446_592, "blip2-opt": 3_744_761_856,
+    "qwen2-vl-2b": 2_208_985_600, "qwen2-vl-7b": 8_291_375_616, "qwen3-vl-2b": 2_127_532_032,
+    "qwen3-vl-4b": 4_437_815_808, "qwen3-vl-8b": 8_767_123_696,
     "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360,
 }  # fmt: skip
 """Parameters of published checkpoints, as their users count them; every tensor once."""
