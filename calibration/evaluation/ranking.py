@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Cache, DynamicLayer, EncoderDecoderCache
 
 from ...exporter.families.common.reference import collate, decoder_prefix, padded
-from ...exporter.parity.capture import caches
+from ...exporter.parity.capture import caches, whole_cache
 from ..data.reading.records import Record
 from ..targets.batches import Batches
 from ..targets.target import Target
@@ -42,7 +42,7 @@ class _Prefix:
         inputs = target.moved(collate(family, [prompt], [()]))
         last = target.lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, -1:],))
         try:
-            output = target.model(**inputs, use_cache=True)
+            output = target.model(**inputs, **whole_cache(family))
         finally:
             last.remove()
         self._target = target

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...exporter.families.common.base import Family
 from ...exporter.families.common.layer_skip import Sublayers, attention_of, left_out
 from ...exporter.families.common.reference import collate, decoder_prefix
-from ...exporter.parity.capture import caches
+from ...exporter.parity.capture import caches, whole_cache
+from ...runtime.graphs.values import MASKS, mask_of_layer
 from ...runtime.policy.base import DraftPolicy
 from ...runtime.sampling.verify import Verdict
 from ...runtime.speedup.stats import Stats
@@ -37,8 +37,8 @@ class Known:
     """What the target made of one text of n tokens behind a prompt: all that a draft reads.
 
     `entering` [N, E] are hidden states that enter layer 0, positions included, `embedded` the embeddings of those of the text's
-    tokens that were read, [n − 1, E]; `angles` (cos, sin) [N, D / 2] where positions are rotary; `mask` [heads, N, N] as a
-    graph takes it; `caches` and `cross` (keys, values) [1, heads, T, D] by layer. `first` is the slot of the first token.
+    tokens that were read, [n − 1, E]; `angles` (cos, sin) [N, D / 2] where positions are rotary; `masks` [heads, N, N] as
+    graphs take them, by name; `caches` and `cross` (keys, values) [1, heads, T, D] by layer. `first` is the slot of the first token.
     """
 
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class Known:
     entering: Tensor
     embedded: Tensor
     angles: tuple[Tensor, Tensor] | None
-    mask: Tensor
+    masks: dict[str, Tensor]
     caches: list[tuple[Tensor, Tensor]]
     cross: list[tuple[Tensor, Tensor]]
     logits: Tensor
@@ -84,7 +84,7 @@ def known(target: Target, record: Record) -> Known:
         target.layers[0].register_forward_hook(biased),
     ]
     try:
-        output = target.model(**inputs, use_cache=True)
+        output = target.model(**inputs, **whole_cache(family))
     finally:
         for hook in hooks:
             hook.remove()
@@ -96,7 +96,7 @@ def known(target: Target, record: Record) -> Known:
         seen["hidden_states"][0],
         target.embed(torch.tensor(answer[:-1], device=target.device)),
         _halves(seen["angles"]),
-        _mask(family, seen["hidden_states"].shape[1], seen.get("bias")).to(target.device),
+        _masks(target, seen["hidden_states"].shape[1], seen.get("bias")),
         [(layer.keys, layer.values) for layer in own.layers],
         [] if cross is None else [(layer.keys, layer.values) for layer in cross.layers],
         output.logits[0, first:],
@@ -111,13 +111,15 @@ def _halves(angles: Any) -> tuple[Tensor, Tensor] | None:
     return cos, sin
 
 
-def _mask(family: Family, length: int, bias: Tensor | None) -> Tensor:
-    """[heads, length, length]: a token sees itself and what is before it, with T5's bias on top."""
-    seen = torch.ones(length, length, dtype=torch.bool).tril()[None]
-    if family.decoder.mask_dtype == "bool":
-        return seen
+def _masks(target: Target, length: int, bias: Tensor | None) -> dict[str, Tensor]:
+    """[heads, length, length] each: a token sees itself and what is before it, of that what a window holds, or with T5's
+    bias on top. A prompt's blocks do not matter: chains follow tokens of the text behind it."""
+    full, sliding = MASKS.values()
+    seen = torch.ones(length, length, dtype=torch.bool, device=target.device).tril()[None]
+    if target.decoder.mask_dtype == "bool":
+        return {full: seen, sliding: seen.triu(1 - (target.decoder.sliding_window or length))}
     assert bias is not None
-    return bias[0].masked_fill(~seen.to(bias.device), torch.finfo(bias.dtype).min)
+    return {full: bias[0].masked_fill(~seen, torch.finfo(bias.dtype).min)}
 
 
 @torch.no_grad()
@@ -216,10 +218,8 @@ class _Drafting:
         # What positions add to a row is what they added to the text's own token there.
         added = text.entering[slots] - text.embedded[slots - text.first]
         hidden = (target.embed(ids) + added)[:, None]
-        given: dict[str, Any] = {
-            "write_indices": slots,
-            "attn_mask": text.mask[:, slots].transpose(0, 1)[:, :, None],
-        }
+        given: dict[str, Any] = {"write_indices": slots}
+        masks = {name: mask[:, slots].transpose(0, 1)[:, :, None] for name, mask in text.masks.items()}
         if text.angles is not None:
             cos, sin = text.angles
             given |= {"cos": cos[slots][:, None], "sin": sin[slots][:, None]}
@@ -232,6 +232,7 @@ class _Drafting:
                 continue
             caches = (None, None) if attention else self._own.get(index) or _each(text.caches[index], count)
             given |= {"hidden": hidden, "key_cache": caches[0], "value_cache": caches[1]}
+            given["attn_mask"] = masks[mask_of_layer(target.decoder.layer_types, index)]
             if text.cross:
                 given["cross_key"], given["cross_value"] = _each(text.cross[index], count)
             with left_out(language, layer, attention=attention, mlp=mlp):

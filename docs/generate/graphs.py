@@ -57,6 +57,7 @@ DRAFTS = (
 """Role of a draft's graph → what its manifest entry says."""
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"position": "rotary"},
+    {"position": "rotary", "layer_types": ["sliding_attention"] * 3, "sliding_window": 8},
     {"position": "mrope"},
     {"position": "mrope", "deepstack_layers": 1},
     {"position": "learned", "cross_attention": True},
@@ -93,6 +94,8 @@ NOTES = {
     "cross_kv cross_value.i": "of every decoder layer",
     "deepstack.i": "of the first layers of a model with DeepStack: added to the rows behind layer i; zero where no picture is",
     "segment attn_mask": "float where a bias rides on the mask",
+    "segment sliding_mask": "where a layer sees a window of positions, `decoder.layer_types` in the manifest; `attn_mask` where one "
+    "sees everything",
     "segment positions": "only in some segments: `positions_shape` in `runtime/graphs/values.py` says which",
     "head row_index": "into the flattened batch × width rows, selected before the final norm and the LM head",
     "commit source_rows": "cache slots",
@@ -136,9 +139,10 @@ NOTES = {
     "mask ancestors": "whether the node in slot `start` + j is the row's own or above it",
     "mask slots": "0, 1, …",
     "mask first_positions": "where positions are an input: the position of slot `start`",
-    "mask slot_depths": "where a bias rides on masks",
+    "mask slot_depths": "where a bias rides on masks, or a layer sees a window",
     "mask distance_bias": "where a bias rides on masks; its last row hides",
     "mask attn_mask": "as a segment takes it",
+    "mask sliding_mask": "as a segment takes it",
     "mask positions": "where a segment takes them",
     "raw_logits": "of the nodes of a tree",
     "said": "the text so far ([Text on a device](../explanation/device-cycles.md#text-on-a-device))",
@@ -160,7 +164,7 @@ def manifests() -> Iterator[Any]:
     """What roles read of manifests, of each variant."""
     shape: dict[str, Any] = {
         "num_layers": 3, "hidden_size": 1009, "num_heads": 101, "num_kv_heads": 103, "head_dim": 107, "mask_dtype": "bool",
-        "mask_heads": 1, "cross_attention": False, "deepstack_layers": None,
+        "mask_heads": 1, "cross_attention": False, "deepstack_layers": None, "layer_types": None,
     }  # fmt: skip
     drafts = [
         DraftInfo(name=role, kind=role, graphs={role: role}, options=options) for role, options in DRAFTS

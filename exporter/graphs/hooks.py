@@ -144,6 +144,22 @@ def attend(
     return attention(query, key, value, attention_mask, scale).transpose(1, 2), None
 
 
+def attend_within(window: int | None) -> Callable[..., Any]:
+    """`attend` for a model of which some layers see a window: their mask says so (`sliding_mask`). Raises
+    UnsupportedModelError for a layer that names another one."""
+
+    def attend_in_window(
+        *given: Any, sliding_window: int | None = None, **options: Any
+    ) -> tuple[torch.Tensor, None]:
+        if sliding_window not in (None, window):
+            raise UnsupportedModelError(
+                f"{type(given[0]).__name__} sees a window of {sliding_window}, the others one of {window}"
+            )
+        return attend(*given, **options)
+
+    return attend_in_window
+
+
 def _rms_forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     return rms_norm(hidden_states, self.weight, float(self.variance_epsilon))  # type: ignore[arg-type]
 

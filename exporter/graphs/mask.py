@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.bundle.manifest import DecoderInfo
-from ...runtime.graphs.values import positions_shape
+from ...runtime.bundle.decoder_info import DecoderInfo
+from ...runtime.graphs.values import MASKS, attention_masks, positions_shape
 from .composer import Composer
 from .weights import WeightStore
 
@@ -20,7 +20,8 @@ def build_mask(store: WeightStore, decoder: DecoderInfo) -> ir.Model:
 
     Row i sees every slot before `start`, and the one of node j where `ancestors` [i, j]. With a relative bias the value
     of a visible slot is the row of `distance_bias` with the number of their distance, that of a hidden one its last row.
-    Without, the mask is boolean. A pass over a whole tree has `span` = width.
+    Without, the mask is boolean. Layers with sliding attention have a mask of their own, of those slots that are less than
+    the window away: a node by its depth. A pass over a whole tree has `span` = width.
     """
     graph = Composer("mask", store, "mask")
 
@@ -36,6 +37,14 @@ def build_mask(store: WeightStore, decoder: DecoderInfo) -> ir.Model:
         size = graph.node("Squeeze", [graph.node("Shape", [value], start=axis, end=axis + 1), ints(0)])
         zero, one = (graph.constant(np.array(number, np.int64)) for number in (0, 1))
         return graph.node("Gather", [graph.node("Range", [zero, size, one]), ints(-1)], axis=0)
+
+    def distance_of(slot_depths: ir.Value) -> ir.Value:
+        """How far every slot's token is before each row, [batch, width, cache]."""
+        taken = graph.node("GatherElements", [slot_depths, inside], axis=1)
+        key = graph.node("Where", [before, number, taken])
+        return graph.node(
+            "Sub", [graph.node("Unsqueeze", [depths, ints(2)]), graph.node("Unsqueeze", [key, ints(1)])]
+        )
 
     start, depths = graph.input("start"), graph.input("depths")
     ancestors, slots = graph.input("ancestors"), graph.input("slots")
@@ -53,15 +62,17 @@ def build_mask(store: WeightStore, decoder: DecoderInfo) -> ir.Model:
     related = graph.node("And", [related, graph.node("Unsqueeze", [own, ints(1)])])
     visible = graph.node("Or", [related, graph.node("Unsqueeze", [before, ints(1)])], "visible")
     if decoder.mask_dtype == "bool":
-        graph.output("attn_mask", graph.node("Unsqueeze", [visible, ints(1)]))
+        seen = {MASKS["full_attention"]: visible}
+        if decoder.sliding_window is not None:
+            distance = distance_of(graph.input("slot_depths"))
+            near = graph.node("Less", [distance, ints(decoder.sliding_window)], "near")
+            seen[MASKS["sliding_attention"]] = graph.node("And", [visible, near], "in_window")
+        for name in attention_masks(decoder, range(decoder.num_layers)):
+            graph.output(name, graph.node("Unsqueeze", [seen[name], ints(1)]))
     else:
         bias, slot_depths = graph.input("distance_bias"), graph.input("slot_depths")
         hidden = last_of(bias, 0)
-        taken = graph.node("GatherElements", [slot_depths, inside], axis=1)
-        key = graph.node("Where", [before, number, taken])
-        distance = graph.node(
-            "Sub", [graph.node("Unsqueeze", [depths, ints(2)]), graph.node("Unsqueeze", [key, ints(1)])]
-        )
+        distance = distance_of(slot_depths)
         farthest = graph.node("Sub", [hidden, ints(1)])
         distance = graph.node("Min", [graph.node("Max", [distance, ints(0)]), farthest])
         values = graph.node("Gather", [bias, graph.node("Where", [visible, distance, hidden])], axis=0)

@@ -3,7 +3,8 @@
 `TensorScatter` into `key_cache.i` goes; the entries that it would have written, `new_key.i` and `new_value.i` [batch,
 kv_heads, width, head_dim], are outputs in place of the updated cache, and attention is over the cache and the new entries
 side by side. Its mask comes in two parts: `attn_mask` [batch, heads, width, cache] must hide every slot from the first
-new entry on, `new_mask` [batch, heads, width, width] is its block over the new entries.
+new entry on, `new_mask` [batch, heads, width, width] is its block over the new entries. So do `sliding_mask` and
+`new_sliding_mask`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...runtime.common.errors import ExportError
-from ...runtime.engines.kv_append import MASK, NEW_MASK, START, new_name
+from ...runtime.engines.kv_append import NEW_MASKS, START, new_name
 from .attention import Attentions, Rows
 from .rewriter import Rewriter, given, number_of, refuse_attributes
 
@@ -47,12 +48,15 @@ def _check_update(node: ir.Node) -> None:
 
 def _parts(graph: ir.Graph, node: ir.Node, updates: dict[ir.Value, ir.Node]) -> list[Rows]:
     keys, values, mask = updates[given(node, 1)], updates.get(given(node, 2)), given(node, 3)
-    if values is None or mask.name != MASK or not mask.is_graph_input():
-        raise ExportError(f"Attention {node.name!r} does not see an updated cache through {MASK!r}")
-    own = next((value for value in graph.inputs if value.name == NEW_MASK), None)
+    new_mask = NEW_MASKS.get(mask.name or "")
+    if values is None or new_mask is None or not mask.is_graph_input():
+        raise ExportError(
+            f"Attention {node.name!r} does not see an updated cache through {' or '.join(NEW_MASKS)}"
+        )
+    own = next((value for value in graph.inputs if value.name == new_mask), None)
     if own is None:
         assert mask.shape is not None and mask.type is not None
-        own = ir.Value(name=NEW_MASK, shape=ir.Shape([*mask.shape[:3], mask.shape[2]]), type=mask.type)
+        own = ir.Value(name=new_mask, shape=ir.Shape([*mask.shape[:3], mask.shape[2]]), type=mask.type)
         graph.inputs.insert(list(graph.inputs).index(mask) + 1, own)
     return [Rows(given(keys, 0), given(values, 0), mask), Rows(given(keys, 1), given(values, 1), own)]
 

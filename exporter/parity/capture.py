@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers import DynamicCache
 
+from ...runtime.decoder.prompt_chunks import Block
 from ...runtime.graphs.values import deepstack_inputs
 from ..families.common.base import Family
 from ..families.common.hidden_states import hidden_states_after
@@ -53,6 +55,8 @@ class Captured:
     lm_head: Array | None = None
     """[V, E], where it was asked for."""
     positions: Array | None = None
+    blocks: list[list[Block]] = field(default_factory=list)
+    """Of each sequence, the parts that see themselves in both directions; empty where all is causal."""
     without: Captured | None = None
     """What the same inputs give in a decoder without the sublayers that a draft leaves out."""
     input_embeds: Array | None = None
@@ -96,7 +100,7 @@ def capture(
             _positions(parts.rotary, seen),
             _recorded(tables, seen, lambda module, _: module.weight.clone()),  # a streamed reference drops it
         ):
-            output = model(**inputs, use_cache=True)
+            output = model(**inputs, **whole_cache(family))
         embedded = _embed(family, parts.embed, ids, None if crossing else seen.get("image"))
         first_rows, residuals[0] = residuals[0], _array(embedded)
         image_embeds = _array(seen["image"]) if "image" in seen else None
@@ -113,6 +117,7 @@ def capture(
             final_hidden=_array(seen["norm"] * parts.logit_scale),
             lm_head=_array(seen["lm_head"]) if lm_head else None,
             positions=seen["positions"].numpy() if family.decoder.position == "mrope" else None,
+            blocks=family.blocks(ids),
             input_embeds=first_rows,
             deepstack=deepstack_embeds(family, ids.numpy(), image_embeds),
         )
@@ -122,6 +127,13 @@ def capture(
     captured.keys = [_array(layer.keys) for layer in own.layers]
     captured.values = [_array(layer.values) for layer in own.layers]
     return captured
+
+
+def whole_cache(family: Family) -> dict[str, Any]:
+    """Arguments of a model's forward with which it keeps keys and values of every position: transformers' own cache of a
+    layer that sees a window holds no more than that."""
+    windows = family.decoder.sliding_window is not None
+    return {"use_cache": True} | ({"past_key_values": DynamicCache()} if windows else {})
 
 
 def caches(output: Any, crossing: bool) -> tuple[Any, Any]:

@@ -11,9 +11,10 @@ import numpy as np
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import GraphInfo
 from ...runtime.decoder.masks import encoder_mask
+from ...runtime.decoder.prompt_chunks import blocks_within
 from ...runtime.drafts.layer_skip_options import kept_attention
 from ...runtime.engines.base import DTYPES
-from ...runtime.graphs.values import deepstack_inputs, positions_shape
+from ...runtime.graphs.values import attention_masks, deepstack_inputs, positions_shape
 from ..drafts.common.base import Draft
 from .capture import Captured
 from .host_masks import bias_of, masks_of
@@ -185,22 +186,25 @@ def run_layers(
     shape = (batch, decoder.num_kv_heads, cache_len, decoder.head_dim)
     caches = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in attention]
     stale = noise.standard_normal(shape, np.float32)  # one for all layers: they may be many and large
-    masks = masks_of(bundle, cache_len)
+    masks, read = masks_of(bundle, cache_len), attention_masks(decoder, attention)
     positions = positions_shape(decoder.position, first)
     steps = ((0, count - 5), (count - 5, count - 4), (count - 4, count))
     runs: list[dict[str, np.ndarray]] = []
     for start, end in steps:
-        mask = np.empty((batch, decoder.mask_heads, end - start, cache_len), DTYPES[decoder.mask_dtype])
-        for batch_index in range(batch):
-            masks.chain(mask, batch_index, start, end - start)
         feeds = {
             "hidden": np.ascontiguousarray(hidden[:, start:end]),
             "write_indices": np.full(batch, start, np.int64),
-            "attn_mask": mask,
         }
+        for name in read:
+            mask = np.empty((batch, decoder.mask_heads, end - start, cache_len), DTYPES[decoder.mask_dtype])
+            for batch_index in range(batch):
+                masks[name].chain(mask, batch_index, start, end - start)
+                for block in blocks_within(c.blocks[batch_index] if c.blocks else (), start, end):
+                    masks[name].block(mask, batch_index, start, *block)
+            feeds[name] = mask
         if positions is not None:
             sizes = tuple({"batch": batch, "width": end - start}.get(str(d), d) for d in positions)
-            places = masks.positions if c.positions is None else c.positions
+            places = np.arange(cache_len) if c.positions is None else c.positions
             feeds["positions"] = np.ascontiguousarray(
                 np.broadcast_to(places[..., start:end], sizes)  # type: ignore[arg-type]
             )

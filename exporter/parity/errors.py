@@ -12,7 +12,7 @@ import torch
 from ..common.float64 import float64_arithmetic
 from ..families.common.base import Family
 from ..families.common.parts import Parts
-from .capture import Array, Captured, caches, recorded_parts, residuals_at, widened
+from .capture import Array, Captured, caches, recorded_parts, residuals_at, whole_cache, widened
 
 
 def float32_errors(
@@ -34,7 +34,7 @@ def float32_errors(
             recorded_parts(parts, inputs, seen),
             _as_given(parts, given),
         ):
-            output = model(**wide, use_cache=True)
+            output = model(**wide, **whole_cache(family))
         own, cross = caches(output, crossing)
 
         def error(expected: Array | None, exact: torch.Tensor) -> Array:

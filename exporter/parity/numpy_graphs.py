@@ -41,17 +41,21 @@ def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -
     decoder, slots = bundle.manifest.decoder, 24
     masks = masks_of(bundle, slots)
     trees, starts = [TokenTree([0, 1, 2, 3, 4], [-1, 0, 0, 2, 3]), TokenTree.chain([0, 1, 2])], [7, 16]
-    expected = np.empty((2, decoder.mask_heads, 5, slots), DTYPES[decoder.mask_dtype])
-    for batch_index, (tree, start) in enumerate(zip(trees, starts, strict=True)):
-        masks.tree(expected, batch_index, start, tree)
+    expected = {
+        name: np.empty((2, decoder.mask_heads, 5, slots), DTYPES[decoder.mask_dtype]) for name in masks
+    }
+    for name, mask in masks.items():
+        for batch_index, (tree, start) in enumerate(zip(trees, starts, strict=True)):
+            mask.tree(expected[name], batch_index, start, tree)
     depths, ancestors = (np.stack(each) for each in zip(*(relations(t, 5) for t in trees), strict=True))
     first = np.array([7, 12])
-    feeds = {"start": np.array(starts), "slots": np.arange(slots), "distance_bias": masks.distance_bias}
-    feeds |= {"first_positions": first, "slot_depths": depths}
+    feeds = {"start": np.array(starts), "slots": np.arange(slots), "first_positions": first}
+    feeds |= {"slot_depths": depths, "distance_bias": next(iter(masks.values())).distance_bias}
     for nodes in (slice(0, 5), slice(3, 5)):
         feeds |= {"depths": depths[:, nodes], "ancestors": ancestors[:, nodes]}
         outputs = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
-        tally.add("masks", outputs["attn_mask"].astype(np.float32), expected[:, :, nodes].astype(np.float32))
+        for name, whole in expected.items():
+            tally.add(name, outputs[name].astype(np.float32), whole[:, :, nodes].astype(np.float32))
         if "positions" in outputs:
             places = np.broadcast_to(first[:, None] + depths[:, nodes], outputs["positions"].shape)
             tally.add("positions", outputs["positions"].astype(np.float32), places.astype(np.float32))

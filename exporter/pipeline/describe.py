@@ -12,11 +12,10 @@ from typing import Any
 import onnx_ir as ir
 
 from ...runtime.bundle.checks import check_tokens
+from ...runtime.bundle.decoder_info import DecoderInfo, EncoderInfo
 from ...runtime.bundle.manifest import (
     AdapterInfo,
-    DecoderInfo,
     DraftInfo,
-    EncoderInfo,
     GenerationInfo,
     GraphInfo,
     ImageInfo,

@@ -31,6 +31,7 @@ class Sizes:
     max_batch: int
     max_width: int
     max_source: int = 1
+    max_block: int = 1
     verify_width: int = 6
     usual_source: int = 64
     least_batch: int = 1
@@ -46,6 +47,7 @@ class Sizes:
             limits.max_batch,
             limits.max_width,
             _aligned_source(manifest),
+            manifest.decoder.max_block or 1,
             verify_width=manifest.verify_width or manifest.policy.draft_length + 1,
             usual_source=(manifest.text.image_rows or 0) + 16,
             least_batch=LEAST_BATCH.get(backend, 1),
@@ -90,7 +92,8 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
     batch, alone = (1, 1, max(sizes.max_batch, sizes.least_batch)), (1, 1, 1)
     prefilled = (1, 1, sizes.least_batch)
     source = _range(1, sizes.usual_source, sizes.max_source)
-    prefill = _range(1, 128, min(PREFILL_WIDTH, sizes.max_length + sizes.max_width))
+    prefill_width = max(PREFILL_WIDTH, sizes.max_block)
+    prefill = _range(1, 128, min(prefill_width, sizes.max_length + sizes.max_width))
     verify = _range(1, sizes.verify_width, sizes.max_width)
     rows = _range(1, sizes.verify_width, sizes.max_batch * sizes.max_width)
     phases = graph_role(role).plan_phases(prompts)
@@ -103,7 +106,7 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
         TOKEN: ((1, 1, 1), batch),
         VERIFY: (verify, rows),
     }
-    visual = sizes.max_batch + max(PREFILL_WIDTH, sizes.max_width)
+    visual = sizes.max_batch + max(prefill_width, sizes.max_width)
     profiles = [
         Profile(
             name,

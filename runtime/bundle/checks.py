@@ -12,6 +12,7 @@ from .interfaces import check_interfaces
 from .schema import FLOATS, ITEM_SIZES, failure
 
 if TYPE_CHECKING:
+    from .decoder_info import DecoderInfo
     from .manifest import Manifest, TextInfo
 
 
@@ -51,6 +52,7 @@ def check_description(manifest: Manifest) -> None:
         raise BundleError(
             "manifest field 'decoder.relative_bias' is null although decoder.position is relative_bias"
         )
+    _check_visibility(decoder)
     widest = manifest.limits.max_width
     if manifest.verify_width is not None and manifest.verify_width > widest:
         raise failure("verify_width", manifest.verify_width, f"at most limits.max_width ({widest})")
@@ -112,6 +114,19 @@ def check_description(manifest: Manifest) -> None:
     if manifest.policy.draft is not None and manifest.policy.draft not in names:
         raise failure("policy.draft", manifest.policy.draft, f"one of the drafts {names}")
     check_interfaces(manifest)
+
+
+def _check_visibility(decoder: DecoderInfo) -> None:
+    """What the masks of layers follow from."""
+    kinds, window = decoder.layer_types, decoder.sliding_window
+    if kinds is not None and len(kinds) != decoder.num_layers:
+        raise failure("decoder.layer_types", kinds, f"one for each of num_layers ({decoder.num_layers})")
+    if ("sliding_attention" in (kinds or ())) != (window is not None):
+        raise failure("decoder.sliding_window", window, "set where layer_types has sliding_attention")
+    causal = {"decoder.sliding_window": window, "decoder.max_block": decoder.max_block}
+    for name, value in causal.items():
+        if value is not None and (decoder.mask_dtype != "bool" or decoder.cross_attention):
+            raise failure(name, value, "null with a float mask or cross-attention")
 
 
 def check_tokens(text: TextInfo, rows: int) -> None:

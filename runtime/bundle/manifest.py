@@ -18,6 +18,7 @@ from ..common.errors import BundleError, OptionError
 from ..common.validation import ADAPTIVE
 from .checks import check_references
 from .combined_drafts import SIGN, combination, no_combination, of_requests
+from .decoder_info import DecoderInfo, EncoderInfo
 from .draft_info import DraftInfo
 from .draft_options import DraftCache
 from .schema import (
@@ -47,17 +48,10 @@ STORED_ADAPTIVE = (*ADAPTIVE, "logistic")
 FORMAT = "vlmexport-bundle"
 SCHEMA_VERSION = 2
 
-POSITIONS = ("relative_bias", "rotary", "mrope", "learned")
-"""How a decoder knows where a row stands; see `bundle/interfaces.py` for what its graphs take."""
-
-
 LOWERINGS = ("native", "portable")
 """Of a plan: the bundle's graph as it is, or in operators that every TensorRT has (plans of older versions are native)."""
 
 _TOKEN = integer(0, 10_000_000)
-_LAYERS = integer(1, 1024)
-_WIDTH = integer(1, 1 << 20)
-_HEADS = integer(1, 1024)
 _DTYPE = string(20, tuple(ITEM_SIZES))
 
 
@@ -169,50 +163,6 @@ class ImageInfo(Part):
     std: list[float] = checked(list_of(number(1e-6, 1e3), 3, exactly=3))
     reference: str | None = checked(optional(string(200)), default=None)
     video: VideoInfo | None = checked(_VIDEO, default=None)
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class RelativeBias(Part):
-    """T5 relative-position bias: a [num_buckets, heads] tensor of the bundle."""
-
-    tensor: str = checked(string(200))
-    num_buckets: int = checked(integer(2, 65536))
-    max_distance: int = checked(integer(2, 1 << 21))
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-_RELATIVE_BIAS = optional(RelativeBias.parse)
-
-
-@dataclass(kw_only=True)
-class DecoderInfo(Part):
-    """Shape of the decoder and how it is cut: segment k holds layers cuts[k]..cuts[k + 1] − 1. `max_positions` is
-    the size of the table of learned positions, `deepstack_layers` how many first layers a picture's embeddings are added
-    behind."""
-
-    num_layers: int = checked(_LAYERS)
-    hidden_size: int = checked(_WIDTH)
-    num_heads: int = checked(_HEADS)
-    num_kv_heads: int = checked(_HEADS)
-    head_dim: int = checked(integer(1, 8192))
-    position: str = checked(string(40, POSITIONS))
-    mask_dtype: str = checked(string(20, ("bool", *FLOATS)))
-    mask_heads: int = checked(_HEADS)
-    cross_attention: bool = checked(boolean)
-    cuts: list[int] = checked(list_of(integer(0, 1024), 1025))
-    relative_bias: RelativeBias | None = checked(_RELATIVE_BIAS, default=None)
-    max_positions: int | None = checked(optional(integer(1, 1 << 24)), default=None)
-    deepstack_layers: int | None = checked(optional(integer(1, 64)), default=None)
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class EncoderInfo(Part):
-    """The text encoder of an encoder-decoder model; heads and bias of its float mask."""
-
-    num_heads: int = checked(_HEADS)
-    relative_bias: RelativeBias | None = checked(_RELATIVE_BIAS, default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -24,6 +24,7 @@ from .head import HeadOutputs
 from .kv_cache import BATCH_BUCKET, BUCKET, KVArena
 from .logits import TargetLogits
 from .positions import next_position
+from .prompt_chunks import Block, blocks_within, prompt_chunks
 from .token_tree import TokenTree
 from .vision import Vision
 
@@ -54,10 +55,10 @@ class Decoder:
         info, self._end = manifest.decoder, len(manifest.segments)
         self.arena = self._allocate_arena(max_batch)
         capacity = self.arena.capacity
-        self._prefill_width = max(
-            self.max_width if info.cross_attention else min(PREFILL_WIDTH, capacity), self.max_width
-        )
-        max_num_tokens = max(self._prefill_width, max_batch * self.max_width)
+        most = min(max(PREFILL_WIDTH, info.max_block or 0), capacity)
+        self.prefill_width = max(self.max_width if info.cross_attention else most, self.max_width)
+        """Most tokens of a pass over a prompt."""
+        max_num_tokens = max(self.prefill_width, max_batch * self.max_width)
         self._size = info.hidden_size
         self.dtype = engine.dtype("head", "hidden")
         """Of hidden states between graphs, as this engine binds them."""
@@ -214,29 +215,30 @@ class Decoder:
         batch_index: int = 0,
         positions: np.ndarray | None = None,
         on_hidden_states: OnHiddenStates | None = None,
+        blocks: Sequence[Block] = (),
     ) -> TargetLogits:
         """Run all segments over hidden states of the prompt of a sequence, as `embed` gives them, behind those that it has
         (`resume`); what the target says after the last one.
 
         `positions` int64 [axes, all tokens] by default count from 0; later positions go on after the highest. Widths are
-        rounded up to few sizes. Raises `PromptError` for an empty prompt, and for more than the session holds.
+        rounded up to few sizes. `blocks` of the whole prompt see themselves in both directions, and go through one pass
+        each. Raises `PromptError` for an empty prompt, and for more than the session holds.
         """
         before = self.arena.lengths[batch_index]
         count = before + len(hidden_states)
         if not (len(hidden_states) and count <= self.max_length):
             raise PromptError(f"the prompt has {count} rows, the session holds 1..{self.max_length}")
         used = 0
-        for start in range(before, count, self._prefill_width):
-            chunk = hidden_states[start - before : start - before + self._prefill_width]
-            used = len(chunk)
+        for start, end in prompt_chunks(before, count, self.prefill_width, blocks):
+            chunk, used = hidden_states[start - before : end - before], end - start
             width = used if used <= 2 else -(-used // PREFILL_STEP) * PREFILL_STEP
             width = max(width, self.passes.least_width)
-            width = min(width, self._prefill_width, self.arena.capacity - start)
+            width = min(width, self.prefill_width, self.arena.capacity - start)
             if self.arena.reserve(width, batch_index) or self._moved:
                 self._forget_moved()
             forward_pass = self.passes.prepare(0, self._end, width, 0, batch_index, 1)
-            places = None if positions is None else positions[:, start : start + used]
-            self.passes.run_prompt(forward_pass, chunk, start, places)
+            places = None if positions is None else positions[:, start:end]
+            self.passes.run_prompt(forward_pass, chunk, start, places, blocks_within(blocks, start, end))
             self.arena.advance(used, batch_index)
             if on_hidden_states is not None:
                 chunk_hidden = forward_pass.result.buffer.view((1, used, self._size), self.dtype)

@@ -29,14 +29,16 @@ class DevicePasses:
         """A pass that begins at the slot in `start.number`, with its mask and positions."""
         engine, start = self._engine, up.view(f"start.{number}", 1)
         depths, ancestors = nodes
-        mask, positions, indices = self._passes.place_inputs(forward_pass)
+        masks, positions, indices = self._passes.place_inputs(forward_pass)
         inputs = {"start": start, "slots": self._cache_slots(), "depths": depths, "ancestors": ancestors}
         names = {value.name for value in engine.interface("mask").inputs}
         if "first_positions" in names:
             inputs["first_positions"] = up.view(f"first.{number}", 1)
+        if "slot_depths" in names:
+            inputs["slot_depths"] = depths
         if "distance_bias" in names:
-            inputs |= {"distance_bias": self._distance_bias(), "slot_depths": depths}
-        outputs = {"attn_mask": mask} | ({} if positions is None else {"positions": positions})
+            inputs["distance_bias"] = self._distance_bias()
+        outputs = masks | ({} if positions is None else {"positions": positions})
         return [engine.bind("mask", inputs, outputs), engine.copy(indices, start), *forward_pass.calls]
 
     def chain(self, width: int) -> TreeViews:
@@ -68,5 +70,6 @@ class DevicePasses:
     def _distance_bias(self) -> View:
         """What the mask graph takes of a relative bias; the same for the life of the engine."""
         if self._bias is None:
-            self._bias = self._engine.constant("distance_bias", self._passes.masks.distance_bias)
+            (mask,) = self._passes.masks.causal.values()  # a bias and windows have no family in common
+            self._bias = self._engine.constant("distance_bias", mask.distance_bias)
         return self._bias

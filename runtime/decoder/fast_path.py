@@ -13,7 +13,7 @@ import numpy as np
 from .embedding import Embedding
 from .encoder import Encoder
 from .forward_pass import ChainStep, ForwardPass
-from .masks import CausalMask
+from .masks import Seen
 
 
 def embedding_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequence[int]], None]:
@@ -31,15 +31,15 @@ def embedding_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequenc
 
 def chain_step(
     forward_pass: ForwardPass,
-    masks: CausalMask,
+    masks: Sequence[tuple[np.ndarray, Seen]],
     encoder: Encoder | None,
     fill: Callable[[Sequence[int]], None] | None,
     positions: Callable[[int], None] | None,
 ) -> ChainStep:
-    """The step of a prepared pass over one sequence. `fill` writes the embeddings of tokens, `positions` the positions
+    """The step of a prepared pass over one sequence. `masks`: arrays [heads, width, cache], and what each is for a chain by
+    its start; `fill` writes the embeddings of tokens, `positions` the positions
     from a slot on, where the pass takes them."""
-    own, indices, width = forward_pass.mask[0], forward_pass.indices, forward_pass.width
-    seen = masks.seen(width, forward_pass.mask.shape[3])
+    indices, width = forward_pass.indices, forward_pass.width
     calls = [call.run for call in forward_pass.calls]
 
     def step(tokens: Sequence[int] | None, start: int) -> None:
@@ -48,7 +48,8 @@ def chain_step(
         if tokens is not None:
             fill(tokens)  # type: ignore[misc]
         indices[0] = start
-        own[...] = seen[start]
+        for own, seen in masks:
+            own[...] = seen[start]
         if positions is not None:
             positions(start)
         for call in calls:

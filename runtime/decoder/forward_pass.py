@@ -36,7 +36,7 @@ class ForwardPass:
         "hidden",
         "indices",
         "input",
-        "mask",
+        "masks",
         "positions",
         "pushes",
         "result",
@@ -57,7 +57,8 @@ class ForwardPass:
         """`hidden` as [batch × width, E], where there is one."""
         self.input: View | None = None
         """[batch, width, E] where the embeddings of tokens enter; None: the pass reads exit states where they lie."""
-        self.mask: np.ndarray
+        self.masks: dict[str, np.ndarray]
+        """[batch, heads, width, cache] by the input of the graphs that reads it."""
         self.indices: np.ndarray
         self.positions: np.ndarray | None = None
         """[batch, axes, width]"""

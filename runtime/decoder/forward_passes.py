@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..bundle.manifest import Manifest
-from ..engines.base import DTYPES, Engine, View
+from ..engines.base import Engine, View
 from ..engines.buffers import HostBuffer
 from ..graphs.values import embedding_tensors
+from .attention_masks import AttentionMasks
 from .deepstack import DeepStack
 from .embedding import Embedding
 from .encoder import Encoder
@@ -21,8 +22,8 @@ from .exit_states import ExitStates
 from .fast_path import chain_step, embedding_writer
 from .forward_pass import PREFILL_WIDTH, ChainStep, ForwardPass
 from .kv_cache import KVArena
-from .masks import CausalMask
 from .positions import Positions
+from .prompt_chunks import Block
 from .token_tree import TokenTree
 
 PassKey = tuple[object, ...]
@@ -52,25 +53,16 @@ class ForwardPasses:
         """Tokens of the narrowest pass of a sequence, where kernels give other bits at fewer (`set_least_width`)."""
         info = self._info = manifest.decoder
         capacity, size = arena.capacity, info.hidden_size
-        mask_dtype = engine.dtype("segment.0", "attn_mask")
         hidden_dtype = engine.dtype("head", "hidden")
         self._hidden = [
             HostBuffer(engine, f"hidden.{index}", max_num_tokens * size, hidden_dtype) for index in range(2)
         ]
-        self._mask = HostBuffer(engine, "attn_mask", info.mask_heads * capacity * max_num_tokens, mask_dtype)
         self.write_indices = HostBuffer(engine, "write_indices", arena.max_batch, "int64")
-        bias = info.relative_bias
-        table = None if bias is None else np.asarray(tensor(bias.tensor))
-        max_distance = 128 if bias is None else bias.max_distance
-        self.masks = CausalMask(capacity, info.mask_heads, DTYPES[mask_dtype], table, max_distance)
+        self.masks = AttentionMasks(engine, manifest, tensor, capacity, max_num_tokens)
         self.positions = Positions(engine, info, max_num_tokens, capacity, arena.max_batch)
-        self.embedding = Embedding(
-            engine,
-            {name: tensor(name) for name in embedding_tensors(manifest)},
-            self._hidden[0],
-            max_num_tokens,
-            min(max_num_tokens, PREFILL_WIDTH, capacity),
-        )
+        tables = {name: tensor(name) for name in embedding_tensors(manifest)}
+        most = min(max_num_tokens, PREFILL_WIDTH, capacity)
+        self.embedding = Embedding(engine, tables, self._hidden[0], max_num_tokens, most)
         self.deepstack = DeepStack(engine, info, max_num_tokens, hidden_dtype)
         self._encoder, self._direct = encoder, engine.host_memory
         self.cache: dict[PassKey, ForwardPass] = {}
@@ -139,6 +131,7 @@ class ForwardPasses:
         if key in self.cache:
             return self.cache[key]
         forward_pass, inputs = self._new_pass(batch, 1, 0)
+        inputs = self.masks.read_by(attention, inputs)
         inputs["hidden"] = self._add_input(forward_pass)
         result = self._hidden[1].view(inputs["hidden"].shape)
         inputs |= self.deepstack.views(range(self._info.num_layers), result.shape)
@@ -157,13 +150,12 @@ class ForwardPasses:
 
     def _new_pass(self, batch: int, width: int, batch_index: int) -> tuple[ForwardPass, dict[str, View]]:
         """A pass without calls, and what all of its graphs are told of where its tokens stand."""
-        shape = (batch, self._info.mask_heads, width, self.arena.cache_len)
         forward_pass = ForwardPass(batch, width, batch_index)
-        forward_pass.mask = self._mask.host(shape)
+        self.masks.attach(forward_pass, self.arena.cache_len)
         forward_pass.indices = self.write_indices.host((batch,))
-        forward_pass.pushes = [(self._mask, shape), (self.write_indices, (batch,))]
-        shared = {"attn_mask": self._mask.view(shape), "write_indices": self.write_indices.view((batch,))}
-        return forward_pass, shared
+        forward_pass.pushes.append((self.write_indices, (batch,)))
+        masks = self.masks.views(forward_pass)
+        return forward_pass, {**masks, "write_indices": self.write_indices.view((batch,))}
 
     def _add_input(self, forward_pass: ForwardPass) -> View:
         """Where the embeddings of tokens enter a pass."""
@@ -179,7 +171,8 @@ class ForwardPasses:
         first, end = self._info.cuts[number : number + 2]
         batch, batch_index = forward_pass.batch, forward_pass.batch_index
         inputs, outputs = self.arena.bindings(first, end, batch_index, batch)
-        inputs |= {"hidden": source, **shared, **self.deepstack.views(range(first, end), target.shape)}
+        inputs |= {"hidden": source, **self.masks.read_by(range(first, end), shared)}
+        inputs |= self.deepstack.views(range(first, end), target.shape)
         positions = self.positions.attach(forward_pass, first)
         if positions is not None:
             inputs["positions"] = positions
@@ -203,13 +196,10 @@ class ForwardPasses:
         if forward_pass.hidden is not None:
             fill = embedding_writer(forward_pass.embeds, self.embedding)
         if forward_pass.positions is not None:
-            positions, width, write_chain = (
-                forward_pass.positions,
-                forward_pass.width,
-                self.positions.write_chain,
-            )
-            write = lambda start: write_chain(positions, 0, start, width)  # noqa: E731
-        return chain_step(forward_pass, self.masks, self._encoder, fill, write)
+            places, width = forward_pass.positions, forward_pass.width
+            write_chain = self.positions.write_chain
+            write = lambda start: write_chain(places, 0, start, width)  # noqa: E731
+        return chain_step(forward_pass, self.masks.seen(forward_pass), self._encoder, fill, write)
 
     # --- running ---
 
@@ -233,17 +223,23 @@ class ForwardPasses:
         self._launch(forward_pass)
 
     def run_prompt(
-        self, forward_pass: ForwardPass, hidden_states: np.ndarray, start: int, positions: np.ndarray | None
+        self,
+        forward_pass: ForwardPass,
+        hidden_states: np.ndarray,
+        start: int,
+        positions: np.ndarray | None,
+        blocks: Sequence[Block] = (),
     ) -> None:
         """Run over `Decoder.embed`'s hidden states of n ≤ width tokens of one prompt, in slots from `start` on, at
-        `positions` [axes, n] (None: their slots). The padding's keys lie beyond the length and are overwritten."""
+        `positions` [axes, n] (None: their slots); `blocks` of them see themselves in both directions. The padding's keys
+        lie beyond the length and are overwritten."""
         hidden, count, size = forward_pass.hidden, len(hidden_states), self._info.hidden_size
         assert hidden is not None
         hidden[0, :count] = hidden_states[:, :size]
         hidden[0, count:] = 0
         self._hidden[0].push(hidden.shape)
         forward_pass.indices[0] = start
-        self.masks.chain(forward_pass.mask, 0, start, forward_pass.width)
+        self.masks.write_prompt(forward_pass, start, blocks)
         self.positions.write_prompt(forward_pass, start, positions)
         with self.deepstack.adding(hidden_states[:, size:]):
             self._launch(forward_pass)
@@ -265,14 +261,14 @@ class ForwardPasses:
             start = length + ahead
             forward_pass.indices[batch_index] = start
             if trees is None or (tree := trees[batch_index]).is_chain or ahead >= len(tree.tokens):
-                self.masks.chain(forward_pass.mask, batch_index, start, width)
+                self.masks.write_chain(forward_pass, batch_index, start)
                 if forward_pass.positions is not None:
                     self.positions.write_chain(forward_pass.positions, batch_index, start, width)
             elif step is None:
-                self.masks.tree(forward_pass.mask, batch_index, start, tree)
+                self.masks.write_tree(forward_pass, batch_index, start, tree)
                 self.positions.write_nodes(forward_pass, batch_index, length, tree.depths)
             else:
-                self.masks.node(forward_pass.mask, batch_index, length, tree, step)
+                self.masks.write_node(forward_pass, batch_index, length, tree, step)
                 self.positions.write_nodes(forward_pass, batch_index, length, tree.depths[step : step + 1])
 
     def _launch(self, forward_pass: ForwardPass) -> None:
@@ -297,8 +293,7 @@ class ForwardPasses:
         self.last = forward_pass
         self.number += 1
 
-    def place_inputs(self, forward_pass: ForwardPass) -> tuple[View, View | None, View]:
-        """Where a pass reads its mask, its positions (None: it takes none) and the slots of its first tokens."""
-        batch, width = forward_pass.batch, forward_pass.width
-        mask = self._mask.view((batch, self._info.mask_heads, width, self.arena.cache_len))
-        return mask, self.positions.view(forward_pass), self.write_indices.view((batch,))
+    def place_inputs(self, forward_pass: ForwardPass) -> tuple[dict[str, View], View | None, View]:
+        """Where a pass reads its masks by name, its positions (None: it takes none) and the slots of its first tokens."""
+        slots = self.write_indices.view((forward_pass.batch,))
+        return self.masks.views(forward_pass), self.positions.view(forward_pass), slots

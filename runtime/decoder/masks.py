@@ -60,7 +60,8 @@ class CausalMask:
     """Fills decoder masks `[batch, heads, width, cache_len]`, boolean (True = visible) or float (bias, or masked).
 
     One row of values by distance is computed at load; a chain is then slice copies of a strided view of it.
-    `table` is the `[num_buckets, heads]` relative bias as it is stored, or None for a mask without bias.
+    `table` is the `[num_buckets, heads]` relative bias as it is stored, or None for a mask without bias. With a
+    `window` a position sees so many, itself included (transformers' `sliding_window_overlay`).
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class CausalMask:
         dtype: np.dtype,
         table: np.ndarray | None = None,
         max_distance: int = 128,
+        window: int | None = None,
     ):
         self._capacity = capacity
         self.positions = np.arange(capacity, dtype=np.int64)
@@ -84,6 +86,8 @@ class CausalMask:
         else:
             buckets = relative_position_bucket(distances, table.shape[0], max_distance, bidirectional=False)
             by_distance[:, :capacity] = widen(table, dtype)[buckets].T
+        if window is not None:
+            by_distance[:, : max(0, capacity - window)] = self._hidden
         self._by_distance = by_distance
         self._cache_len, self._seen = 0, dict[int, Seen]()
         head_step, step = by_distance.strides
@@ -108,6 +112,13 @@ class CausalMask:
     def chain(self, out: np.ndarray, batch_index: int, start: int, width: int) -> None:
         """Fill `out[batch_index]` for `width` new positions start, start + 1, …; slot = position."""
         out[batch_index] = _chain(self._toeplitz, start, width, out.shape[3])
+
+    def block(self, out: np.ndarray, batch_index: int, start: int, first: int, end: int) -> None:
+        """Show the positions first..end − 1 of a chain from `start` on, which `out[batch_index]` holds, those of them that
+        come later. Boolean masks only."""
+        assert self._boolean and start <= first < end <= start + out.shape[2], "a pass holds whole blocks"
+        later = np.triu(np.ones((end - first, end - first), bool))
+        out[batch_index, :, first - start : end - start, first:end] |= later
 
     @property
     def distance_bias(self) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..bundle.manifest import DecoderInfo
+from ..bundle.decoder_info import DecoderInfo
 from ..engines.base import Engine, View
 from ..engines.buffers import HostBuffer
 from ..graphs.values import positions_shape

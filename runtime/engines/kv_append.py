@@ -13,8 +13,11 @@ import numpy as np
 
 from ..common.bfloat16 import masked_value
 
-START, MASK, NEW_MASK = "write_indices", "attn_mask", "new_mask"
-"""Inputs: the first slot of every sequence (where the bundle's graph has one), and the mask in its two parts."""
+START = "write_indices"
+"""Input: the first slot of every sequence, where the bundle's graph has one."""
+
+NEW_MASKS = {"attn_mask": "new_mask", "sliding_mask": "new_sliding_mask"}
+"""Inputs: a mask over the cache → its other part, over the new slots."""
 
 
 def new_name(updated: str) -> str:

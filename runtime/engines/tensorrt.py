@@ -27,7 +27,7 @@ from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine, Steps
 from .kernel_cache import KernelCache
-from .kv_append import MASK, NEW_MASK, START, new_name
+from .kv_append import NEW_MASKS, START, new_name
 from .kv_append_kernels import Appending
 from .out_of_memory import LESS_ON_A_GPU, out_of_memory
 from .tensorrt_context import BoundContext
@@ -190,14 +190,14 @@ class TensorRTEngine(DeviceEngine):
         if self._appending is None:
             self._appending = Appending(self)
         plan, starts = self._plans[graph], inputs[START]
-        width = inputs[MASK].shape[2] if MASK in inputs else inputs["source_rows"].shape[1]
+        masks = {name: inputs[name] for name in NEW_MASKS if name in inputs}
+        (width,) = {mask.shape[2] for mask in masks.values()} or {inputs["source_rows"].shape[1]}
         given = {name: view for name, view in inputs.items() if name in plan.inputs}
         made = {name: view for name, view in outputs.items() if not name.startswith(UPDATED)}
         steps: list[Call] = []
-        if MASK in inputs:
-            mask = inputs[MASK]
-            given[MASK] = before = self.passing("mask.before", mask.shape, mask.dtype)
-            given[NEW_MASK] = own = self.passing("mask.own", (*mask.shape[:3], width), mask.dtype)
+        for name, mask in masks.items():
+            given[name] = before = self.passing(f"{name}.before", mask.shape, mask.dtype)
+            given[NEW_MASKS[name]] = own = self.passing(f"{name}.own", (*mask.shape[:3], width), mask.dtype)
             steps.append(self._appending.split(mask, starts, before, own))
         pairs: list[tuple[View, View]] = []
         for name, cache in outputs.items():

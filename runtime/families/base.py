@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from ..common.errors import ImageError
+from ..decoder.prompt_chunks import Block
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
@@ -131,6 +132,7 @@ class Prepared:
     | `views` | | pictures and videos, in the order of their embeddings |
     | `image_positions` | int64 [k] | places in `token_ids` whose embedding an image embedding replaces, in order; None without a picture |
     | `positions` | int64 [axes, n] | positions of the tokens and embeddings; None: 0 … n − 1 |
+    | `blocks` | | [first, end) of the places whose rows see each other in both directions; elsewhere a row sees what is before it |
     | `decoder_ids` | int64 [m] | what an encoder-decoder's decoder is prefilled with; None for other models |
     """
 
@@ -139,6 +141,7 @@ class Prepared:
     image_positions: np.ndarray | None = None
     positions: np.ndarray | None = None
     decoder_ids: np.ndarray | None = None
+    blocks: tuple[Block, ...] = ()
 
     @property
     def vision(self) -> tuple[Mapping[str, np.ndarray], ...]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from .role import Shape, Values
 
 if TYPE_CHECKING:
+    from ..bundle.decoder_info import DecoderInfo
     from ..bundle.draft_options import DraftCache
-    from ..bundle.manifest import DecoderInfo, Manifest
+    from ..bundle.manifest import Manifest
 
 
 def hidden_states(manifest: Manifest) -> tuple[str, Shape]:
@@ -57,6 +58,22 @@ def image_width(decoder: DecoderInfo) -> int:
     return decoder.hidden_size * (1 + (decoder.deepstack_layers or 0))
 
 
+MASKS = {"full_attention": "attn_mask", "sliding_attention": "sliding_mask"}
+"""Kind of a layer → the mask that its attention reads: of everything before a token, or of a window that ends with it."""
+
+
+def mask_of_layer(layer_types: Sequence[str] | None, layer: int) -> str:
+    """The mask that a layer reads. Without `layer_types` every layer sees everything before a token."""
+    return MASKS["full_attention" if layer_types is None else layer_types[layer]]
+
+
+def attention_masks(decoder: DecoderInfo, layers: Iterable[int]) -> Values:
+    """The masks [batch, heads, width, cache] that the attention of some layers of the target reads."""
+    read = {mask_of_layer(decoder.layer_types, layer) for layer in layers}
+    value = decoder.mask_dtype, ("batch", decoder.mask_heads, "width", "cache")
+    return {name: value for name in MASKS.values() if name in read}
+
+
 def caches(manifest: Manifest, layers: Iterable[int], prefix: str = "") -> Values:
     """Keys and values of layers of the target."""
     decoder = manifest.decoder
@@ -87,7 +104,7 @@ def layers_interface(
     inputs: Values = {
         "hidden": hidden_states(manifest),
         "write_indices": ("int64", ("batch",)),
-        "attn_mask": (decoder.mask_dtype, ("batch", decoder.mask_heads, "width", "cache")),
+        **attention_masks(decoder, attention),
         **caches(manifest, attention),
         **dict.fromkeys(deepstack_inputs(decoder.deepstack_layers, layers), hidden_states(manifest)),
     }

@@ -209,7 +209,9 @@ class ActiveRequest:
             proposer.on_pictures(sequence, pictures_of(views, image_positions, entering, reused))
         if proposer is not None and proposer.needs_prompt_hidden:
             on_hidden_states = lambda slot, part: proposer.on_hidden_states(sequence, slot, part)  # noqa: E731
-        logits = decoder.prefill(hidden_states, batch_index, prepared.positions, on_hidden_states)
+        logits = decoder.prefill(
+            hidden_states, batch_index, prepared.positions, on_hidden_states, prepared.blocks
+        )
         if proposer is not None:
             proposer.begin(sequence)
         sequence.limits.max_new_tokens = min(

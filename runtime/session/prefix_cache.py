@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..decoder.positions import next_position
+from ..decoder.prompt_chunks import Block
 from ..families.base import Prepared, View
 
 if TYPE_CHECKING:
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prefix:
-    """Cached slots: token ids int64 [n], their positions int64 [axes, n] (None: they count from 0), and the digests of the
-    pictures among them by the places where their embeddings begin. Pixels are let go."""
+    """Cached slots: token ids int64 [n], their positions int64 [axes, n] (None: they count from 0), the digests of the
+    pictures among them by the places where their embeddings begin, and the prompt's blocks. Pixels are let go."""
 
     ids: np.ndarray
     positions: np.ndarray | None = None
     digests: tuple[tuple[int, bytes], ...] = ()
+    blocks: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class CachedRequest:
             return cached_len
         if proposer is not self.proposer:
             return 0
-        cached_len = align_to_images(prepared, min(cached_len - 1, proposer.resumable))
+        cached_len = align_to_spans(prepared, min(cached_len - 1, proposer.resumable))
         if cached_len > 0:
             proposer.resume(cached_len)
         return max(0, cached_len)
@@ -59,12 +61,12 @@ def snapshot(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
         behind = next_position(positions) + np.arange(max(0, length - positions.shape[1]))
         behind = np.broadcast_to(behind, (len(positions), len(behind)))
         positions = np.concatenate([positions, behind], axis=1)[:, :length]
-    return Prefix(ids, positions, _digests(prepared))
+    return Prefix(ids, positions, _digests(prepared), prepared.blocks)
 
 
 def common_length(prefix: Prefix, prepared: Prepared) -> int:
-    """How many tokens at the beginning of `prepared` are those of `prefix`: same ids, positions and pictures, no picture
-    in part. At least one token is left, whose logits give the first token."""
+    """How many tokens at the beginning of `prepared` are those of `prefix`: same ids, positions, pictures and blocks, no
+    picture and no block in part. At least one token is left, whose logits give the first token."""
     ids = prepared.token_ids
     count = min(len(prefix.ids), len(ids) - 1)
     count = _run(prefix.ids[:count] == ids[:count])
@@ -72,14 +74,16 @@ def common_length(prefix: Prefix, prepared: Prepared) -> int:
     if len(here) != len(there):
         here, there = (np.broadcast_to(each, (max(len(here), len(there)), count)) for each in (here, there))
     count = _run((here == there).all(0))
+    count = min([count, *(first for first, _ in {*prefix.blocks} ^ {*prepared.blocks})])
     known = dict(prefix.digests)
     for start, end, view in _placed(prepared):
         if start >= count:
             break
         same = end <= count and known.get(start) == view.digest
         if not same:
-            return start
-    return count
+            count = start
+            break
+    return align_to_spans(prepared, count)
 
 
 def same_prompt(prefix: Prefix, prepared: Prepared) -> bool:
@@ -87,10 +91,13 @@ def same_prompt(prefix: Prefix, prepared: Prepared) -> bool:
     return np.array_equal(prefix.ids, prepared.token_ids) and prefix.digests == _digests(prepared)
 
 
-def align_to_images(prepared: Prepared, count: int) -> int:
-    """At most `count` first tokens of `prepared`, without a picture in part."""
-    inside = (start for start, end, _ in _placed(prepared) if start < count < end)
-    return next(inside, count)
+def align_to_spans(prepared: Prepared, count: int) -> int:
+    """At most `count` first tokens of `prepared`, without a picture or a block in part."""
+    spans = [(start, end) for start, end, _ in _placed(prepared)]
+    for start, end in sorted([*spans, *prepared.blocks], reverse=True):
+        if start < count < end:
+            count = start
+    return count
 
 
 def _placed(prepared: Prepared) -> tuple[tuple[int, int, View], ...]:

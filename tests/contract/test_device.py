@@ -16,6 +16,7 @@ from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
 from vlmexport.runtime.graphs.registry import draft_kinds
 from vlmexport.runtime.graphs.text_layout import WORDS, TextLayout
+from vlmexport.runtime.graphs.values import MASKS
 from vlmexport.runtime.measure.forced_acceptance import forced_acceptance
 from vlmexport.runtime.measure.pass_costs import runnable
 from vlmexport.runtime.session.session import Session
@@ -356,6 +357,7 @@ class Bench:
         info = device.interface(self.graph)
         self.sizes = {"batch": 1, "width": self.width, "cache": self.capacity, "source": 4}
         self.inputs = {value.name: self.new(value.name, value.shape, value.dtype) for value in info.inputs}
+        self.mask = next(name for name in MASKS.values() if name in self.inputs)
         self.outputs = {
             value.name: self.inputs.get(value.name.removeprefix("updated_"))
             or self.new(value.name, value.shape, value.dtype)
@@ -375,7 +377,7 @@ class Bench:
 
     def show(self, *slots: int) -> None:
         """Makes these cache slots visible to every row."""
-        mask = self.inputs["attn_mask"]
+        mask = self.inputs[self.mask]
         boolean = mask.dtype == "bool"
         values = np.zeros(mask.shape, bool) if boolean else np.full(mask.shape, -3e38, np.float32)
         values[..., list(slots)] = True if boolean else 0
@@ -427,7 +429,7 @@ def output_over_input(bench: Bench) -> None:
 
 
 def input_left_out(bench: Bench) -> None:
-    del bench.inputs["attn_mask"]
+    del bench.inputs[bench.mask]
     bench.bind()
 
 
@@ -436,8 +438,8 @@ def shorter_cache(bench: Bench) -> None:
         cache = bench.inputs[name]
         shape = (*cache.shape[:2], 128, cache.shape[3])
         bench.inputs[name] = bench.outputs["updated_" + name] = cache.buffer.view(shape, cache.dtype)
-    mask = bench.inputs["attn_mask"]
-    bench.inputs["attn_mask"] = bench.new("mask", (*mask.shape[:3], 128), mask.dtype)
+    mask = bench.inputs[bench.mask]
+    bench.inputs[bench.mask] = bench.new("mask", (*mask.shape[:3], 128), mask.dtype)
     bench.bind()
 
 

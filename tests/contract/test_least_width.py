@@ -293,7 +293,7 @@ def padding_is_visible(patch: pytest.MonkeyPatch) -> None:
         def shown() -> None:
             if forward_pass.width == self.least_width:
                 start = forward_pass.indices[0]
-                forward_pass.mask[0, :, 0, start : start + forward_pass.width] = True
+                forward_pass.masks["attn_mask"][0, :, 0, start : start + forward_pass.width] = True
 
         calls = forward_pass.calls
         forward_pass.calls = [SimpleNamespace(run=shown), *calls]

@@ -41,6 +41,7 @@ from tests.support import skipped_mutants as skipped
 from tests.support import tensorrt_mutants as plans
 from tests.support import vispec_mutants as vispec
 from tests.support import vispec_sessions as sessions
+from tests.support import window_mutants as windows
 from tests.support.pairs import fast
 from tests.support.rig import Rig
 from tests.support.rows import ROWS
@@ -117,8 +118,9 @@ def zeroed_bias_in_the_tail(patch: Patch) -> None:
     tail, in_tail = Decoder.tail, []
 
     def without_bias(prepared: Any) -> None:
-        if in_tail and prepared.mask.dtype != np.bool_:
-            prepared.mask[prepared.mask > -1e4] = 0
+        mask = prepared.masks["attn_mask"]
+        if in_tail and mask.dtype != np.bool_:
+            mask[mask > -1e4] = 0
 
     def marked(self: Any, *args: Any) -> None:
         in_tail.append(True)
@@ -494,6 +496,9 @@ class Mutant:
     """Errors of the runtime itself that stop it, beside a failing assertion."""
 
 
+WINDOWED = ("qwen2",)
+"""Families of which some layers see a window."""
+
 OF_INTEGERS = ("t5-weights-int4", "llama-weights-int8")
 
 MUTANTS = {
@@ -560,6 +565,24 @@ MUTANTS = {
     ),
     "one axis of positions": Mutant(
         deepstack.one_axis, {"prefill": table("prefill"), "one token": table("one_token")}, ("qwen3-vl",)
+    ),
+    "window by slot": Mutant(
+        windows.window_by_slot,
+        {"tree": table("tree"), "ragged trees": table("ragged_trees"), "generation": generation("tree", 6)},
+        WINDOWED,
+    ),
+    "window by slot on a device": Mutant(
+        windows.window_by_slot_on_a_device, {"tree": generation("tree", 6, engine="device")}, WINDOWED
+    ),
+    "window one too long": Mutant(
+        windows.window_one_too_long,
+        {"one token": table("one_token"), "chain": table("chain"), "tree": table("tree")},
+        WINDOWED,
+    ),
+    "window one too short": Mutant(
+        windows.window_one_too_short,
+        {"one token": table("one_token"), "trunk and tail": table("trunk_and_tail")},
+        WINDOWED,
     ),
     "tree path not committed": Mutant(
         path_not_committed,

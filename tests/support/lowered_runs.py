@@ -16,7 +16,8 @@ from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
 from vlmexport.runtime.decoder.masks import CausalMask
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES
-from vlmexport.runtime.engines.kv_append import split_mask
+from vlmexport.runtime.engines.kv_append import NEW_MASKS, split_mask
+from vlmexport.runtime.graphs.values import MASKS
 
 from tests.support.tiny_bundles import TinyBundle
 
@@ -76,14 +77,15 @@ def lowered_file(bundle: Path, file: str, folder: Path) -> Path:
     return path
 
 
-def causal_mask(manifest: Manifest, bundle: TinyBundle, graph: GraphInfo, run: Pass) -> np.ndarray:
-    """What the runtime fills in, [batch, heads, width, cache]; the layer of a draft has no bias."""
+def causal_mask(manifest: Manifest, bundle: TinyBundle, graph: GraphInfo, run: Pass, name: str) -> np.ndarray:
+    """What the runtime fills in for an input, [batch, heads, width, cache]; the layer of a draft has no bias."""
     decoder, bias = manifest.decoder, manifest.decoder.relative_bias
     heads, dtype = decoder.mask_heads, DTYPES[decoder.mask_dtype]
     if graph.role not in ("segment", "skipped"):
         heads, dtype, bias = 1, DTYPES["bool"], None
     table = None if bias is None else np.asarray(bundle.bundle.tensor(bias.tensor))
-    made = CausalMask(run.cache, heads, dtype, table, bias.max_distance if bias else 128)
+    window = decoder.sliding_window if name == MASKS["sliding_attention"] else None
+    made = CausalMask(run.cache, heads, dtype, table, bias.max_distance if bias else 128, window)
     mask = np.empty((len(run.starts), heads, run.width, run.cache), dtype)
     for row, (start, tree) in enumerate(zip(run.starts, run.trees, strict=True)):
         made.chain(mask, row, start, run.width) if tree.is_chain else made.tree(mask, row, start, tree)
@@ -99,8 +101,8 @@ def inputs(manifest: Manifest, tiny: TinyBundle, graph: GraphInfo, run: Pass, se
     for value in graph.inputs:
         shape = tuple(sizes[d] if isinstance(d, str) else d for d in value.shape)
         dtype = DTYPES[value.dtype]
-        if value.name == "attn_mask":
-            array = causal_mask(manifest, tiny, graph, run)
+        if value.name in MASKS.values():
+            array = causal_mask(manifest, tiny, graph, run, value.name)
         elif value.name == "write_indices":
             array = np.array(run.starts, np.int64)
         elif value.name == "positions":
@@ -140,8 +142,9 @@ def lowered_inputs(given: Mapping[str, np.ndarray], run: Pass) -> Arrays:
     """The same run for the lowered graph."""
     found = dict(given)
     found.pop("write_indices", None)
-    if "attn_mask" in found:
-        found["attn_mask"], found["new_mask"] = split_mask(found["attn_mask"], run.starts)
+    for name, new in NEW_MASKS.items():
+        if name in found:
+            found[name], found[new] = split_mask(found[name], run.starts)
     return found
 
 

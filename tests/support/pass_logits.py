@@ -49,7 +49,8 @@ class PassLogits:
         decoder.reset(0)
         images = PictureCache(0).image_embeds_of(decoder, prepared.views) if prepared.views else None
         rows = decoder.embed(prepared.token_ids, images, prepared.image_positions)
-        first = decoder.prefill(rows, decoder.add(), prepared.positions).logits(0)[None].copy()
+        prefilled = decoder.prefill(rows, decoder.add(), prepared.positions, blocks=prepared.blocks)
+        first = prefilled.logits(0)[None].copy()
         found = {"prefill": _far(first, want[:1])}
         steps = [self._full(TokenTree.chain([token])) for token in path[:STEPS]]
         found["one token"] = _far(np.concatenate(steps), want[1 : 1 + STEPS])

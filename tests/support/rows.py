@@ -570,7 +570,7 @@ def padded_width(rig_for: RigFor, family: str) -> None:
 def two_cut_points(rig_for: RigFor, family: str) -> None:
     """Three segments: any cut may draft, in any order, over the same cache."""
     rig = rig_for(f"{family}-two-cuts")
-    assert list(rig.manifest.decoder.cuts) == [0, 1, 2, 3]
+    assert rig.manifest.decoder.cuts[:-1] == [0, 1, 2]
     request = rig.request(24)
     want = rig.oracle.greedy(request, 40)
     rig.start(request)

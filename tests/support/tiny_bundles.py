@@ -76,6 +76,14 @@ FUSED_OPT: dict[str, Any] = {"hidden_size": 128, "word_embed_proj_dim": 128, "nu
 """Four heads: TensorRT has no fused attention for odd numbers of heads here. Bundles of a family with layers of one size share
 their traces."""
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def windowed(*layer_types: str) -> dict[str, Any]:
+    """Options of a Qwen2 of which some layers see 8 positions."""
+    return {"use_sliding_window": True, "sliding_window": 8, "layer_types": list(layer_types)}
+
+
 BUNDLES = {
     # It starts with another token than id 0, as a T5 may.
     "t5": Recipe(
@@ -110,9 +118,12 @@ BUNDLES = {
         head="shared",
         taps=(1, 1, 1),
     ),
+    # Windows of 8: in each segment layers that see everything, layers that do not, or both.
     # With seed 28 a uniform falls within 2e-7 of a boundary between two tokens, which float32 does not tell apart.
-    "qwen2": Recipe("qwen2", changes={**FUSED, "seed": 37}),
-    "qwen2-two-cuts": Recipe("qwen2", (1, 2), {**FUSED, "num_hidden_layers": 3}),
+    "qwen2": Recipe("qwen2", changes={**FUSED, **windowed(SLIDING, FULL), "seed": 37}),
+    "qwen2-two-cuts": Recipe(
+        "qwen2", (1, 2), {**FUSED, "num_hidden_layers": 4, **windowed(FULL, SLIDING, SLIDING, FULL)}
+    ),
     "qwen3": Recipe("qwen3", changes={**FUSED, "seed": 20}, taps=(1, 1, 1)),
     "qwen3-two-cuts": Recipe("qwen3", (1, 2), {**FUSED, "num_hidden_layers": 3}, taps=(1, 1, 2)),
     "t5-two-cuts": Recipe(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from ....runtime.decoder.prompt_chunks import Block
 from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.precision import Precision
 from ...graphs.weights import WeightRef, WeightStore
@@ -155,6 +156,11 @@ class Family:
         """A picture (PIL, RGB, or None), of models that read several a list of them, of those with a `video_token_id` also a
         `Video`, and a prompt as the model's own processor lays them out."""
         raise NotImplementedError
+
+    def blocks(self, input_ids: torch.Tensor) -> list[list[Block]]:
+        """Of each of the prompts [B, n], the parts whose positions see each other in both directions; empty where prompts are
+        causal."""
+        return []
 
     def forward_arguments(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What the model's own forward takes beside the ids [B, n] of padded prompts, their mask and pictures."""

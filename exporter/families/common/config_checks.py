@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from ....runtime.common.errors import UnsupportedModelError
+from ....runtime.graphs.values import MASKS
 
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 
@@ -34,8 +35,8 @@ SIZES = (
 """Sizes of layers in the configurations of all families; none may be below 1."""
 
 
-def check_common(config: Any, architecture: str) -> None:
-    """Refuses options that no family supports."""
+def check_common(config: Any, architecture: str, *, windows: bool = False) -> None:
+    """Refuses options that no family supports; `windows`: whether layers with sliding attention are none of them."""
     for name in LAYER_COUNTS:
         count = getattr(config, name, None)
         if count is not None and (type(count) is not int or not 1 <= count <= MOST_LAYERS):
@@ -46,12 +47,36 @@ def check_common(config: Any, architecture: str) -> None:
             raise UnsupportedModelError(
                 f"{architecture}: {name}={size!r:.40} is not a positive integer; correct config.json"
             )
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if windows:
+        _check_windows(config, kinds, architecture)
+        return
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         raise UnsupportedModelError(
             f"{architecture}: sliding_window={config.sliding_window} is not supported"
         )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise UnsupportedModelError(
             f"{architecture}: layer_types {sorted(kinds)} are not supported, only full_attention"
         )
+
+
+def _check_windows(config: Any, kinds: set[str], architecture: str) -> None:
+    """What says which layers see a window, and how long it is."""
+    if not kinds <= MASKS.keys():
+        raise UnsupportedModelError(
+            f"{architecture}: layer_types {sorted(kinds)} are not supported, only {' and '.join(MASKS)}"
+        )
+    window = getattr(config, "sliding_window", None)
+    if "sliding_attention" in kinds and (type(window) is not int or window < 1):
+        raise UnsupportedModelError(
+            f"{architecture}: sliding_window={window!r:.40} is not a positive integer; correct config.json"
+        )
+
+
+def windows_of(config: Any) -> dict[str, Any]:
+    """The fields of a `DecoderShape` that say which layers see a window; none where all see everything."""
+    kinds = list(getattr(config, "layer_types", None) or [])
+    if "sliding_attention" not in kinds:
+        return {}
+    return {"layer_types": kinds, "sliding_window": config.sliding_window}

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ....runtime.graphs.values import deepstack_inputs, positions_shape
+from ....runtime.graphs.values import MASKS, deepstack_inputs, mask_of_layer, positions_shape
 from ...graphs.composer import Composer
 from ...graphs.traced_module import Template, TraceInput
 from ...graphs.weights import WeightRef, WeightStore
@@ -91,7 +91,7 @@ def _compose_layers(
         shared = graph.call(template, "positions", {n: given[n] for n in template.inputs}, names)
         hidden = shared.pop("hidden_out", hidden)
     shared["write_indices"] = graph.input("write_indices")
-    shared["attn_mask"] = graph.input("attn_mask")
+    masks = {name: graph.input(name) for name in MASKS.values() if graph.takes(name)}
     kinds = ["key_cache", "value_cache"]
     if shape.cross_attention:
         shared["cross_mask"] = graph.input("cross_mask")
@@ -104,6 +104,8 @@ def _compose_layers(
         if piece is not None:
             template, names = piece
             inputs = {"hidden": hidden, **shared}
+            if i in attention:
+                inputs["attn_mask"] = masks[mask_of_layer(shape.layer_types, i)]
             inputs |= {kind: values[i] for kind, values in per_layer.items() if i in values}
             result = graph.call(template, f"layer.{i}", inputs, names)
             hidden = result["hidden_out"]

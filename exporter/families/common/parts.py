@@ -73,6 +73,12 @@ class DecoderShape:
     """Rows of a learned table of positions."""
     deepstack_layers: int | None = None
     """First layers behind which embeddings of pictures are added."""
+    layer_types: list[str] | None = None
+    """The kind of every layer's attention, a key of `MASKS` (`runtime/graphs/values.py`); None: full."""
+    sliding_window: int | None = None
+    """Positions that a layer with sliding attention sees, a token's own included."""
+    max_block: int | None = None
+    """Most rows of a part of a prompt that sees itself in both directions; None: prompts are causal."""
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ class Language:
     """The layers of a text encoder."""
     mlp_path: ClassVar[str] = "mlp"
     """In a decoder layer, what gives the MLP's part of the hidden states."""
+    windows: ClassVar[bool] = False
+    """Whether some of its layers may have sliding attention."""
     reads_image_embeds: ClassVar[bool] = False
     """Whether the embeddings of a picture may stand in its prompt (BLIP-2)."""
     decoder: DecoderShape
@@ -86,7 +88,7 @@ class Language:
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         self.checkpoint, self.config, self.prefix, self.body = checkpoint, config, prefix, body
-        check_common(config, self.kind.__name__)
+        check_common(config, self.kind.__name__, windows=self.windows)
 
     @property
     def wide_residual(self) -> bool:

@@ -13,8 +13,9 @@ from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.graphs.values import positions_shape
 from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.caches import LayerCache
-from ...graphs.hooks import export_hooks, rotary_angles
+from ...graphs.hooks import attend_within, export_hooks, rotary_angles
 from ...graphs.traced_module import TraceInput, trace
+from ..common.config_checks import windows_of
 from ..common.decoder_graphs import Prologue
 from ..common.parts import DecoderShape
 from .base import Language
@@ -58,11 +59,13 @@ class LlamaLanguage(Language):
             mask_dtype="bool",
             mask_heads=1,
             cross_attention=False,
+            **windows_of(config),
         )
 
     def hooks(self) -> AbstractContextManager[None]:
         """RMS norms and rotary embeddings become one operator each."""
-        return export_hooks(rms_norms=(self.norm,), rotary_modules=(self.modeling,))
+        attention = attend_within(self.decoder.sliding_window)
+        return export_hooks(rms_norms=(self.norm,), rotary_modules=(self.modeling,), attention=attention)
 
     def prologue(self) -> Prologue:
         """The angles of the positions."""

@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen2.5: a Llama whose queries, keys and values have biases (Qwen2ForCausalLM)."""
+"""Qwen2 and Qwen2.5: a Llama whose queries, keys and values have biases, and of which some layers may see a window only
+(Qwen2ForCausalLM)."""
 
 from __future__ import annotations
 
@@ -18,3 +19,4 @@ class Qwen2Language(LlamaLanguage):
     modeling: ClassVar[Any] = modeling_qwen2
     norm: ClassVar[Any] = modeling_qwen2.Qwen2RMSNorm
     angles: ClassVar[Any] = modeling_qwen2.Qwen2RotaryEmbedding
+    windows: ClassVar[bool] = True

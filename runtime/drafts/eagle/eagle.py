@@ -21,7 +21,7 @@ import numpy as np
 from ...common.errors import BundleError
 from ...common.foreign_errors import raise_if_foreign
 from ...decoder.device.draft_chain import DeviceChain
-from ...decoder.forward_pass import PREFILL_STEP, PREFILL_WIDTH
+from ...decoder.forward_pass import PREFILL_STEP
 from ...decoder.logits import not_finite
 from ...decoder.token_tree import TokenTree
 from ...engines.base import DTYPES, Call, View
@@ -84,7 +84,7 @@ class Eagle(Proposer):
             decoder.dtype,
             decoder.max_width,
         )
-        self._widest = max(PREFILL_WIDTH, decoder.max_width)
+        self._widest = decoder.prefill_width
         self._pass = EaglePass(
             draft.name, graph, decoder, cache, ranks, self._widest, self._beside(graph, decoder)
         )

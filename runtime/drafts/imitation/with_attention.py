@@ -18,7 +18,6 @@ import numpy as np
 from ...bundle.manifest import DraftInfo
 from ...decoder.decoder import Decoder
 from ...decoder.device.draft_chain import Sent
-from ...decoder.forward_pass import PREFILL_WIDTH
 from ...decoder.logits import TargetLogits
 from ...decoder.masks import CausalMask
 from ...engines.base import Call, View
@@ -45,7 +44,7 @@ class Attending(SelfDraft):
         assert draft.layer is not None
         self._after, self._layer = draft.layer, decoder.draft_layer_index(draft.name)
         engine, capacity, batch = decoder.engine, decoder.arena.capacity, decoder.arena.max_batch
-        max_num_tokens = max(PREFILL_WIDTH, batch * decoder.max_width)
+        max_num_tokens = max(decoder.prefill_width, batch * decoder.max_width)
         self._positions = HostBuffer(engine, f"{draft.name}.positions", max_num_tokens, "int64")
         self._indices = HostBuffer(engine, f"{draft.name}.write_indices", batch, "int64")
         self._mask = HostBuffer(engine, f"{draft.name}.attn_mask", max_num_tokens * capacity, "bool")

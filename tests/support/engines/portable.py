@@ -59,18 +59,18 @@ class Portable(Engine):
         caches = {name: view for name, view in inputs.items() if f"updated_{name}" in outputs}
         if not caches:
             return self._lowered._bind(graph, inputs, outputs)
-        width = inputs["attn_mask"].shape[2] if "attn_mask" in inputs else inputs["source_rows"].shape[1]
+        wholes = {name: inputs[name] for name in kv_append.NEW_MASKS if name in inputs}
+        (width,) = {whole.shape[2] for whole in wholes.values()} or {inputs["source_rows"].shape[1]}
         rows: dict[str, View] = {}
         for name, cache in caches.items():
             batch, heads, _, size = cache.shape
             rows[name] = self._own(f"{name}.new", (batch, heads, width, size), cache.dtype)
         given = {name: view for name, view in inputs.items() if name != "write_indices"}
         masks: list[tuple[View, View, View]] = []
-        if "attn_mask" in inputs:
-            whole = inputs["attn_mask"]
-            before = self._own("attn_mask.before", whole.shape, whole.dtype)
-            new = self._own("attn_mask.new", (*whole.shape[:3], width), whole.dtype)
-            given |= {"attn_mask": before, "new_mask": new}
+        for name, whole in wholes.items():
+            before = self._own(f"{name}.before", whole.shape, whole.dtype)
+            new = self._own(f"{name}.new", (*whole.shape[:3], width), whole.dtype)
+            given |= {name: before, kv_append.NEW_MASKS[name]: new}
             masks.append((whole, before, new))
         made = {name: view for name, view in outputs.items() if not name.startswith("updated_")}
         made |= {new_name(f"updated_{name}"): view for name, view in rows.items()}

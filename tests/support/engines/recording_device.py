@@ -18,6 +18,7 @@ import numpy as np
 from vlmexport.runtime.bundle.manifest import GraphInfo, ValueInfo
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
 from vlmexport.runtime.graphs.on_device import CHANGING
+from vlmexport.runtime.graphs.values import MASKS
 
 from .device_memory import DEFINED, GARBAGE, WRITTEN, DeviceMemory
 from .stream import Captured, Context, Counts, Stream
@@ -352,8 +353,9 @@ class _Call:
             state = device.memory.state(cache)
             for sequence, start in enumerate(starts):
                 state[sequence, :, start : start + self._width] = WRITTEN
-        if "attn_mask" in self._inputs:
-            self._check_visible()
+        for name in MASKS.values():
+            if name in self._inputs:
+                self._check_visible(name)
         device.runs.append(Recorded(graph, self._width, starts, self._addresses))
         self._compute.run()
         if device.interface(graph).role in ("head", *CHANGING):
@@ -393,8 +395,8 @@ class _Call:
             f"{self._graph}: {name} {values.tolist()!r:.200} of {end}"
         )
 
-    def _check_visible(self) -> None:
-        mask = self._value("attn_mask")
+    def _check_visible(self, name: str) -> None:
+        mask = self._value(name)
         visible = mask if mask.dtype == bool else mask > MASKED
         seen = visible.any(axis=(1, 2))  # [batch, cache]
         for name, cache in self._caches.items():

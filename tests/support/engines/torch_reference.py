@@ -124,7 +124,7 @@ class _Model:
         return {"hidden_out": network.mapped(rows)}
 
     def skipped(self, io: Tensors) -> Tensors:
-        """All layers, with what some sublayers give set to zero; caches that the graph has not are made up."""
+        """All layers, with what some sublayers give set to zero; caches and masks that the graph has not are made up."""
         assert self.left_out is not None
         rows = next(value for name, value in io.items() if name.startswith("key_cache."))
         kinds = {"key_cache": rows, "value_cache": rows}
@@ -134,6 +134,8 @@ class _Model:
         unused = {
             f"{kind}.{i}": torch.zeros_like(v) for kind, v in kinds.items() for i in range(len(self.layers))
         }
+        mask = next(io[name] for name in ("attn_mask", "sliding_mask") if name in io)
+        unused |= dict.fromkeys(("attn_mask", "sliding_mask"), mask)
         with without(self.layers, self.left_out.attention, self.left_out.mlp):
             return self.segment({**unused, **io}, 0, len(self.layers))
 
@@ -218,7 +220,8 @@ class LlamaModel(_Model):
         hidden, cache = io["hidden"], _Rows(io)
         angles = self.body.rotary_emb(hidden, io["positions"])
         for layer in self.body.layers[first:last]:
-            mask = _additive(io["attn_mask"])
+            sliding = getattr(layer.self_attn, "sliding_window", None) is not None
+            mask = _additive(io["sliding_mask" if sliding else "attn_mask"])
             hidden = layer(hidden, attention_mask=mask, position_embeddings=angles, past_key_values=cache)
         return {"hidden_out": hidden}
 

@@ -1,0 +1,79 @@
+"""What a manifest says of the shape of a decoder, and of a text encoder in front of it."""
+
+# ruff: noqa: RUF009 - `checked` returns a dataclass field
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..graphs.values import MASKS
+from .schema import (
+    FLOATS,
+    Part,
+    boolean,
+    checked,
+    integer,
+    list_of,
+    optional,
+    string,
+)
+
+POSITIONS = ("relative_bias", "rotary", "mrope", "learned")
+"""How a decoder knows where a row stands; see `bundle/interfaces.py` for what its graphs take."""
+
+_HEADS = integer(1, 1024)
+
+
+@dataclass(kw_only=True)
+class RelativeBias(Part):
+    """T5 relative-position bias: a [num_buckets, heads] tensor of the bundle."""
+
+    tensor: str = checked(string(200))
+    num_buckets: int = checked(integer(2, 65536))
+    max_distance: int = checked(integer(2, 1 << 21))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+_RELATIVE_BIAS = optional(RelativeBias.parse)
+
+
+_LAYER_TYPES = optional(list_of(string(40, tuple(MASKS)), 1024))
+
+
+@dataclass(kw_only=True)
+class DecoderInfo(Part):
+    """Shape of the decoder and how it is cut: segment k holds layers cuts[k]..cuts[k + 1] − 1. `max_positions` is
+    the size of the table of learned positions, `deepstack_layers` how many first layers a picture's embeddings are added
+    behind.
+
+    Layers whose kind in `layer_types` is "sliding_attention" see the last `sliding_window` positions, a token's own
+    included; null: every layer sees everything before a token. `max_block` is the most rows of a part of a prompt that
+    sees itself in both directions (a picture's, say); null: prompts are causal."""
+
+    num_layers: int = checked(integer(1, 1024))
+    hidden_size: int = checked(integer(1, 1 << 20))
+    num_heads: int = checked(_HEADS)
+    num_kv_heads: int = checked(_HEADS)
+    head_dim: int = checked(integer(1, 8192))
+    position: str = checked(string(40, POSITIONS))
+    mask_dtype: str = checked(string(20, ("bool", *FLOATS)))
+    mask_heads: int = checked(_HEADS)
+    cross_attention: bool = checked(boolean)
+    cuts: list[int] = checked(list_of(integer(0, 1024), 1025))
+    relative_bias: RelativeBias | None = checked(_RELATIVE_BIAS, default=None)
+    max_positions: int | None = checked(optional(integer(1, 1 << 24)), default=None)
+    deepstack_layers: int | None = checked(optional(integer(1, 64)), default=None)
+    layer_types: list[str] | None = checked(_LAYER_TYPES, default=None)
+    sliding_window: int | None = checked(optional(integer(1, 1 << 24)), default=None)
+    max_block: int | None = checked(optional(integer(1, 1 << 24)), default=None)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class EncoderInfo(Part):
+    """The text encoder of an encoder-decoder model; heads and bias of its float mask."""
+
+    num_heads: int = checked(_HEADS)
+    relative_bias: RelativeBias | None = checked(_RELATIVE_BIAS, default=None)
+    extra: dict[str, Any] = field(default_factory=dict)
