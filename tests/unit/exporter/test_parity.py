@@ -82,7 +82,17 @@ CONFIGURATIONS = {
         {"image_side": 20, "patch_size": 8, "activation": "linear", "canvases": ((1, 1),)},
     ],
     "llava": [{"strategy": "full", "feature_layer": 1, "tied": True}, {"activation": "linear"}],
-    "qwen2": [{}, {"tie_word_embeddings": False, "num_key_value_heads": 3}],
+    "qwen2": [
+        {},
+        {
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 3,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ],
     "qwen3": [
         {},
         {"tie_word_embeddings": False, "num_key_value_heads": 3, "head_dim": 16, "attention_bias": True},

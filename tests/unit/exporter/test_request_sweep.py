@@ -54,6 +54,18 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {"num_attention_heads": 4, "num_key_value_heads": 4},
         {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
         {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 96},
+        {
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        {
+            "num_hidden_layers": 4,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "max_window_layers": 2,
+        },
     ],
     "qwen3": [
         {},
