@@ -37,7 +37,7 @@ class Known:
     """What the target made of one text of n tokens behind a prompt: all that a draft reads.
 
     `entering` [N, E] are hidden states that enter layer 0, positions included, `embedded` the embeddings of those of the text's
-    tokens that were read, [n − 1, E]; `angles` (cos, sin) [N, D / 2] where positions are rotary; `masks` [heads, N, N] as
+    tokens that were read, [n − 1, E]; `angles` (cos, sin) [N, D / 2] by layer where positions are rotary; `masks` [heads, N, N] as
     graphs take them, by name; `caches` and `cross` (keys, values) [1, heads, T, D] by layer. `first` is the slot of the first token.
     """
 
@@ -45,7 +45,7 @@ class Known:
     first: int
     entering: Tensor
     embedded: Tensor
-    angles: tuple[Tensor, Tensor] | None
+    angles: list[tuple[Tensor, Tensor]]
     masks: dict[str, Tensor]
     caches: list[tuple[Tensor, Tensor]]
     cross: list[tuple[Tensor, Tensor]]
@@ -70,19 +70,17 @@ def known(target: Target, record: Record) -> Known:
     """The target's own pass over the text of a record."""
     prompt, answer, family = target.prompt(record), target.answer(record), target.family
     inputs = target.moved(collate(family, [prompt], [answer[:-1]]))
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = {"angles": []}
 
     def enters(_layer: Any, args: Any, kwargs: Any) -> None:
-        seen["hidden_states"] = args[0] if args else kwargs["hidden_states"]
-        seen["angles"] = kwargs.get("position_embeddings")
+        seen.setdefault("hidden_states", args[0] if args else kwargs["hidden_states"])
+        seen["angles"] += _halves(kwargs.get("position_embeddings"))
 
     def biased(_layer: Any, _args: Any, output: Any) -> None:
         seen["bias"] = output[1] if isinstance(output, tuple) else None
 
-    hooks = [
-        target.layers[0].register_forward_pre_hook(enters, with_kwargs=True),
-        target.layers[0].register_forward_hook(biased),
-    ]
+    hooks = [layer.register_forward_pre_hook(enters, with_kwargs=True) for layer in target.layers]
+    hooks.append(target.layers[0].register_forward_hook(biased))
     try:
         output = target.model(**inputs, **whole_cache(family))
     finally:
@@ -95,7 +93,7 @@ def known(target: Target, record: Record) -> Known:
         first,
         seen["hidden_states"][0],
         target.embed(torch.tensor(answer[:-1], device=target.device)),
-        _halves(seen["angles"]),
+        seen["angles"],
         _masks(target, seen["hidden_states"].shape[1], seen.get("bias")),
         [(layer.keys, layer.values) for layer in own.layers],
         [] if cross is None else [(layer.keys, layer.values) for layer in cross.layers],
@@ -103,12 +101,12 @@ def known(target: Target, record: Record) -> Known:
     )
 
 
-def _halves(angles: Any) -> tuple[Tensor, Tensor] | None:
-    """Angles as the hooked layers take them: transformers writes each twice."""
+def _halves(angles: Any) -> list[tuple[Tensor, Tensor]]:
+    """Angles of one layer, if it has any, as the hooked layers take them: transformers writes each twice."""
     if angles is None:
-        return None
+        return []
     cos, sin = (each[0, :, : each.shape[-1] // 2] for each in angles)
-    return cos, sin
+    return [(cos, sin)]
 
 
 def _masks(target: Target, length: int, bias: Tensor | None) -> dict[str, Tensor]:
@@ -220,9 +218,6 @@ class _Drafting:
         hidden = (target.embed(ids) + added)[:, None]
         given: dict[str, Any] = {"write_indices": slots}
         masks = {name: mask[:, slots].transpose(0, 1)[:, :, None] for name, mask in text.masks.items()}
-        if text.angles is not None:
-            cos, sin = text.angles
-            given |= {"cos": cos[slots][:, None], "sin": sin[slots][:, None]}
         if text.cross:
             shape = (count, 1, 1, text.cross[0][0].shape[2])
             given["cross_mask"] = torch.ones(shape, dtype=torch.bool, device=target.device)
@@ -233,6 +228,8 @@ class _Drafting:
             caches = (None, None) if attention else self._own.get(index) or _each(text.caches[index], count)
             given |= {"hidden": hidden, "key_cache": caches[0], "value_cache": caches[1]}
             given["attn_mask"] = masks[mask_of_layer(target.decoder.layer_types, index)]
+            if text.angles:
+                given["cos"], given["sin"] = (each[slots][:, None] for each in text.angles[index])
             if text.cross:
                 given["cross_key"], given["cross_value"] = _each(text.cross[index], count)
             with left_out(language, layer, attention=attention, mlp=mlp):

@@ -71,6 +71,9 @@ def wide_nodes(model: onnx.ModelProto, types: dict[str, int], *, wide_residual: 
             continue
         if not any(types.get(name) == FLOAT for name in node.input):
             wide.add(index)  # numbers born as float32: casts of positions, constants of a shape
+    for node in nodes:  # what makes the scale of a norm of its weight
+        if node.op_type == "RMSNormalization" and node.input[1] in maker:
+            wide.add(maker[node.input[1]])
     angles = [i for i, n in enumerate(nodes) if n.op_type in ("Sin", "Cos")]
     while angles:  # what leads to an angle: positions × frequencies loses whole turns in a narrow type
         for name in nodes[angles.pop()].input:

@@ -58,13 +58,19 @@ def image_width(decoder: DecoderInfo) -> int:
     return decoder.hidden_size * (1 + (decoder.deepstack_layers or 0))
 
 
-MASKS = {"full_attention": "attn_mask", "sliding_attention": "sliding_mask"}
+FULL, SLIDING = "full_attention", "sliding_attention"
+MASKS = {FULL: "attn_mask", SLIDING: "sliding_mask"}
 """Kind of a layer → the mask that its attention reads: of everything before a token, or of a window that ends with it."""
 
 
+def kind_of_layer(layer_types: Sequence[str] | None, layer: int) -> str:
+    """Without `layer_types` every layer sees everything before a token."""
+    return FULL if layer_types is None else layer_types[layer]
+
+
 def mask_of_layer(layer_types: Sequence[str] | None, layer: int) -> str:
-    """The mask that a layer reads. Without `layer_types` every layer sees everything before a token."""
-    return MASKS["full_attention" if layer_types is None else layer_types[layer]]
+    """The mask that a layer reads."""
+    return MASKS[kind_of_layer(layer_types, layer)]
 
 
 def attention_masks(decoder: DecoderInfo, layers: Iterable[int]) -> Values:

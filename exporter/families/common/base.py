@@ -64,7 +64,7 @@ class Family:
     @property
     def rotary_base(self) -> float | None:
         """The base of the language model's rotary positions, whatever scales them; None where it has none."""
-        return (getattr(self.language.config, "rope_parameters", None) or {}).get("rope_theta")
+        return self.language.rotary_base
 
     @property
     def max_positions(self) -> int | None:

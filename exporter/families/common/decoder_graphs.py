@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from ....runtime.graphs.values import MASKS, deepstack_inputs, mask_of_layer, positions_shape
+from ....runtime.graphs.values import FULL, MASKS, deepstack_inputs, kind_of_layer, positions_shape
 from ...graphs.composer import Composer
 from ...graphs.traced_module import Template, TraceInput
 from ...graphs.weights import WeightRef, WeightStore
@@ -21,6 +22,9 @@ Named = Callable[[str], str]
 Prologue = tuple[Template, Named]
 """Computed from `positions` at the start of a segment: `cos` and `sin` that its layers share, or `hidden_out`, the hidden states
 with a learned table of positions added."""
+
+Prologues = Mapping[str, Prologue]
+"""By kind of layer (a key of `MASKS`): layers of a kind that has none share that of `FULL`."""
 
 
 def layer_inputs(shape: DecoderShape) -> list[TraceInput]:
@@ -50,12 +54,12 @@ def build_segment(
     last: int,
     shape: DecoderShape,
     layer: Callable[[int], tuple[Template, Named]],
-    prologue: Prologue | None = None,
+    prologues: Prologues = MappingProxyType({}),
 ) -> GraphSpec:
-    """One segment [first, last). `layer(i)` gives a layer's template and its checkpoint names; `prologue` is computed
+    """One segment [first, last). `layer(i)` gives a layer's template and its checkpoint names; `prologues` are computed
     from `positions` in every segment that takes them (`positions_shape`)."""
     graph = Composer(f"segment.{index}", store, "segment", (first, last))
-    _compose_layers(graph, shape, range(first, last), range(first, last), layer, prologue)
+    _compose_layers(graph, shape, range(first, last), range(first, last), layer, prologues)
     return GraphSpec(f"segment.{index}", "segment", graph.model(), (first, last))
 
 
@@ -64,12 +68,12 @@ def build_skipped(
     shape: DecoderShape,
     layer: Callable[[int], tuple[Template, Named] | None],
     attention: Sequence[int],
-    prologue: Prologue | None = None,
+    prologues: Prologues = MappingProxyType({}),
 ) -> GraphSpec:
     """The graph `skipped`: what is left of all layers where sublayers are left out. `layer(i)` is as of a segment, None
     where nothing is left; a template without attention takes `hidden` alone. `attention` are the layers that attend."""
     graph = Composer("skipped", store, "skipped")
-    _compose_layers(graph, shape, range(shape.num_layers), attention, layer, prologue)
+    _compose_layers(graph, shape, range(shape.num_layers), attention, layer, prologues)
     return GraphSpec("skipped", "skipped", graph.model())
 
 
@@ -79,24 +83,28 @@ def _compose_layers(
     layers: Sequence[int],
     attention: Sequence[int],
     layer: Callable[[int], tuple[Template, Named] | None],
-    prologue: Prologue | None,
+    prologues: Prologues,
 ) -> None:
     """Inputs, nodes and outputs of `layers` one after the other; those of `attention` have keys and values."""
     hidden = graph.input("hidden")
     shared: dict[str, ir.Value] = {}
+    angles: dict[str, dict[str, ir.Value]] = {}
+    kinds = {kind_of_layer(shape.layer_types, i) for i in attention}
     if positions_shape(shape.position, layers[0]) is not None:
-        assert prologue is not None, f"position kind {shape.position!r} needs a prologue"
-        template, names = prologue
+        assert prologues, f"position kind {shape.position!r} needs a prologue"
         given = {"hidden": hidden, "positions": graph.input("positions")}
-        shared = graph.call(template, "positions", {n: given[n] for n in template.inputs}, names)
-        hidden = shared.pop("hidden_out", hidden)
+        for kind, (template, names) in prologues.items():
+            if kind in kinds or len(prologues) == 1:
+                prefix = "positions" if kind == FULL else f"{kind}/positions"
+                angles[kind] = graph.call(template, prefix, {n: given[n] for n in template.inputs}, names)
+                hidden = angles[kind].pop("hidden_out", hidden)
     shared["write_indices"] = graph.input("write_indices")
     masks = {name: graph.input(name) for name in MASKS.values() if graph.takes(name)}
-    kinds = ["key_cache", "value_cache"]
+    cached = ["key_cache", "value_cache"]
     if shape.cross_attention:
         shared["cross_mask"] = graph.input("cross_mask")
-        kinds += ["cross_key", "cross_value"]
-    per_layer = {kind: {i: graph.input(f"{kind}.{i}") for i in attention} for kind in kinds}
+        cached += ["cross_key", "cross_value"]
+    per_layer = {name: {i: graph.input(f"{name}.{i}") for i in attention} for name in cached}
     deepstack = {name: graph.input(name) for name in deepstack_inputs(shape.deepstack_layers, layers)}
     updated: dict[str, dict[int, ir.Value]] = {"key_cache": {}, "value_cache": {}}
     for i in layers:
@@ -105,13 +113,15 @@ def _compose_layers(
             template, names = piece
             inputs = {"hidden": hidden, **shared}
             if i in attention:
-                inputs["attn_mask"] = masks[mask_of_layer(shape.layer_types, i)]
-            inputs |= {kind: values[i] for kind, values in per_layer.items() if i in values}
+                kind = kind_of_layer(shape.layer_types, i)
+                inputs["attn_mask"] = masks[MASKS[kind]]
+                inputs |= angles.get(kind) or angles.get(FULL, {})
+            inputs |= {name: values[i] for name, values in per_layer.items() if i in values}
             result = graph.call(template, f"layer.{i}", inputs, names)
             hidden = result["hidden_out"]
-            for kind, values in updated.items():
+            for name, values in updated.items():
                 if i in attention:
-                    values[i] = result[f"updated_{kind}"]
+                    values[i] = result[f"updated_{name}"]
         if f"deepstack.{i}" in deepstack:  # of a layer that is left out, too
             hidden = graph.node("Add", [hidden, deepstack[f"deepstack.{i}"]], f"layer.{i}/deepstack")
     graph.output("hidden_out", hidden)
@@ -139,16 +149,23 @@ def build_cross_kv(
     return GraphSpec("cross_kv", "cross_kv", graph.model())
 
 
-def build_embed(store: WeightStore) -> GraphSpec:
+def build_embed(store: WeightStore, scale: float = 1.0) -> GraphSpec:
     """The `embed` graph; the table is an input as it is stored, bound from the weights file."""
     graph = Composer("embed", store, "embed")
-    graph.output("hidden", embeddings(graph))
+    graph.output("hidden", embeddings(graph, scale=scale))
     return GraphSpec("embed", "embed", graph.model())
 
 
-def embeddings(graph: Composer, ids: str = "token_ids") -> ir.Value:
+def embeddings(graph: Composer, ids: str = "token_ids", scale: float = 1.0) -> ir.Value:
     """Declares the inputs `ids` and `embedding_table`, with scales where it consists of integers; the embeddings
-    [batch, width, E] of the ids."""
+    [batch, width, E] of the ids, times `scale`."""
+    embeds = _rows_of_table(graph, ids)
+    if scale == 1.0:
+        return embeds
+    return graph.node("Mul", [embeds, graph.constant(np.array(scale, np.float32))], "scaled_rows")
+
+
+def _rows_of_table(graph: Composer, ids: str) -> ir.Value:
     tokens, table = graph.input(ids), graph.input("embedding_table")
     if graph.takes("embedding_scales"):
         return _dequantized(graph, tokens, table, graph.input("embedding_scales"))

@@ -64,6 +64,8 @@ class SublayerPaths(Protocol):
     attention_paths: ClassVar[tuple[str, ...]]
     attention_values: ClassVar[int]
     mlp_path: ClassVar[str]
+    attention_norm_path: ClassVar[str | None]
+    mlp_norm_path: ClassVar[str | None]
 
 
 def attention_of(paths: SublayerPaths, layer: nn.Module) -> list[nn.Module]:
@@ -88,6 +90,9 @@ def left_out(paths: SublayerPaths, layer: nn.Module, *, attention: bool, mlp: bo
                 stack.enter_context(_instead(module, lambda *_, _given=nothing, **__: _given))
         if mlp:
             stack.enter_context(_instead(mlp_of(paths, layer), lambda *_, **__: torch.zeros(())))
+        for out, path in ((attention, paths.attention_norm_path), (mlp, paths.mlp_norm_path)):
+            if out and path is not None:
+                stack.enter_context(_instead(layer.get_submodule(path), lambda nothing: nothing))
         yield
 
 

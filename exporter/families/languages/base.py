@@ -6,13 +6,14 @@ import collections
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from ....runtime.graphs.values import FULL
 from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.hooks import ATTENTION, export_hooks
 from ...graphs.meta_model import hollow_model, signature
@@ -78,6 +79,9 @@ class Language:
     """The layers of a text encoder."""
     mlp_path: ClassVar[str] = "mlp"
     """In a decoder layer, what gives the MLP's part of the hidden states."""
+    attention_norm_path: ClassVar[str | None] = None
+    mlp_norm_path: ClassVar[str | None] = None
+    """In a decoder layer, what norms attention's part and the MLP's before they are added, where something does."""
     windows: ClassVar[bool] = False
     """Whether some of its layers may have sliding attention."""
     reads_image_embeds: ClassVar[bool] = False
@@ -85,6 +89,8 @@ class Language:
     decoder: DecoderShape
     max_positions: int | None = None
     logit_scale: float = 1.0
+    embedding_scale: float = 1.0
+    """What a row of the embedding table is multiplied by, for whoever reads it."""
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         self.checkpoint, self.config, self.prefix, self.body = checkpoint, config, prefix, body
@@ -129,6 +135,22 @@ class Language:
     def prologue(self) -> Prologue | None:
         """What a segment computes from `positions`."""
         return None
+
+    def prologues(self) -> dict[str, Prologue]:
+        """The same by kind of layer (a key of `MASKS`), where those differ; else that of all."""
+        prologue = self.prologue()
+        return {} if prologue is None else {FULL: prologue}
+
+    @property
+    def ropes(self) -> dict[str, Mapping[str, Any]]:
+        """What rotary angles follow from, by kind of layer; one of a kind is for all."""
+        rope = getattr(self.config, "rope_parameters", None)
+        return {FULL: rope} if rope else {}
+
+    @property
+    def rotary_base(self) -> float | None:
+        """The base of its rotary positions, whatever scales them, in layers that see everything; None where it has none."""
+        return self.ropes.get(FULL, {}).get("rope_theta")
 
     def source_graphs(self, store: WeightStore) -> Iterator[GraphSpec]:
         """Graphs in front of the decoder: `encoder` and `cross_kv` of models with cross-attention."""
@@ -183,11 +205,11 @@ class Language:
     def graphs(self, cuts: Sequence[int], store: WeightStore) -> Iterator[GraphSpec]:
         """Source graphs, embed, segments, head."""
         yield from self.source_graphs(store)
-        yield build_embed(store)
+        yield build_embed(store, self.embedding_scale)
         layer = per_layer(self._layer, self._trace_layer)
-        prologue = self.prologue()
+        prologues = self.prologues()
         for index, (first, last) in enumerate(itertools.pairwise(cuts)):
-            yield build_segment(store, index, first, last, self.decoder, layer, prologue)
+            yield build_segment(store, index, first, last, self.decoder, layer, prologues)
         yield build_head(store, self.final_norm, self.head)
 
     def skipped(self, store: WeightStore, skip: Sublayers) -> GraphSpec:
@@ -204,7 +226,7 @@ class Language:
                 return kept(i)
 
         attention = skip.kept_attention(self.decoder.num_layers)
-        return build_skipped(store, self.decoder, layer, attention, self.prologue())
+        return build_skipped(store, self.decoder, layer, attention, self.prologues())
 
     def _layer(self, i: int) -> tuple[nn.Module, Named]:
         """Decoder layer i of the hollow model, and what the checkpoint calls its parameters."""

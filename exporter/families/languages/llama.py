@@ -36,18 +36,19 @@ class LlamaLanguage(Language):
     modeling: ClassVar[Any] = modeling_llama
     """The module of transformers with the layers."""
     norm: ClassVar[Any] = modeling_llama.LlamaRMSNorm
+    """The class of its norms; None where they are of another kind."""
     angles: ClassVar[Any] = modeling_llama.LlamaRotaryEmbedding
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         super().__init__(checkpoint, config, prefix, body)
-        rope = config.rope_parameters or {}
-        kind, whose = rope.get("rope_type", "default"), self.kind.__name__
-        if kind not in ROPE_TYPES:
-            raise UnsupportedModelError(
-                f"{whose}: rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}"
-            )
-        if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
-            raise UnsupportedModelError(f"{whose}: partial_rotary_factor is not supported")
+        for rope in self.ropes.values():
+            kind, whose = rope.get("rope_type", "default"), self.kind.__name__
+            if kind not in ROPE_TYPES:
+                raise UnsupportedModelError(
+                    f"{whose}: rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}"
+                )
+            if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+                raise UnsupportedModelError(f"{whose}: partial_rotary_factor is not supported")
         self.max_positions = config.max_position_embeddings
         self.decoder = DecoderShape(
             num_layers=config.num_hidden_layers,
@@ -65,7 +66,8 @@ class LlamaLanguage(Language):
     def hooks(self) -> AbstractContextManager[None]:
         """RMS norms and rotary embeddings become one operator each."""
         attention = attend_within(self.decoder.sliding_window)
-        return export_hooks(rms_norms=(self.norm,), rotary_modules=(self.modeling,), attention=attention)
+        norms = () if self.norm is None else (self.norm,)
+        return export_hooks(rms_norms=norms, rotary_modules=(self.modeling,), attention=attention)
 
     def prologue(self) -> Prologue:
         """The angles of the positions."""
