@@ -13,12 +13,17 @@ from .languages import language_for
 
 
 class LlamaFamily(Family):
-    """Exports LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM: the layout of a prompt is the same, whatever decoder
-    reads it."""
+    """Exports LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and Gemma3ForCausalLM: the layout of a prompt is the same,
+    whatever decoder reads it."""
 
     name: ClassVar[str] = "llama"
-    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-    model_types: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "qwen3")
+    architectures: ClassVar[tuple[str, ...]] = (
+        "LlamaForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Gemma3ForCausalLM",
+    )
+    model_types: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "qwen3", "gemma3_text")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)

@@ -8,6 +8,7 @@ from ...runtime.common.errors import UnsupportedModelError
 from ..checkpoint.checkpoint import Checkpoint
 from .blip2 import Blip2Family
 from .common.base import Family
+from .gemma3 import Gemma3Family
 from .llama import LlamaFamily
 from .llava import LlavaFamily
 from .llava_next import LlavaNextFamily
@@ -19,6 +20,7 @@ from .vit_gpt2 import ViTGPT2Family
 
 FAMILIES: tuple[type[Family], ...] = (
     Blip2Family,
+    Gemma3Family,
     LlamaFamily,
     LlavaFamily,
     LlavaNextFamily,

@@ -191,7 +191,7 @@ def deepstack_embeds(family: Family, ids: Array, image_embeds: Array | None) -> 
 
 def _vision_inputs(inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     """What the vision tower reads of a model's arguments."""
-    texts = ("input_ids", "attention_mask", "decoder_input_ids", "mm_token_type_ids")
+    texts = ("input_ids", "attention_mask", "decoder_input_ids", "mm_token_type_ids", "token_type_ids")
     return {name: value.numpy() for name, value in inputs.items() if name not in texts}
 
 

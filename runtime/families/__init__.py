@@ -9,6 +9,7 @@ from .base import Family, Prepared, Prompt, RawPrompt
 
 FAMILIES = {
     "blip2": ("blip2", "Blip2"),
+    "gemma3": ("gemma3", "Gemma3"),
     "llama": ("llama", "Llama"),
     "llava": ("llava", "Llava"),
     "llava-next": ("llava_next", "LlavaNext"),

@@ -496,7 +496,7 @@ class Mutant:
     """Errors of the runtime itself that stop it, beside a failing assertion."""
 
 
-WINDOWED = ("qwen2",)
+WINDOWED = ("qwen2", "gemma3")
 """Families of which some layers see a window."""
 
 OF_INTEGERS = ("t5-weights-int4", "llama-weights-int8")
@@ -583,6 +583,11 @@ MUTANTS = {
         windows.window_one_too_short,
         {"one token": table("one_token"), "trunk and tail": table("trunk_and_tail")},
         WINDOWED,
+    ),
+    "causal rows of a picture": Mutant(
+        windows.causal_blocks,
+        {"prefill": table("prefill"), "batch": table("ragged_batch"), "generation": generation("perfect", 3)},
+        ("gemma3",),
     ),
     "tree path not committed": Mutant(
         path_not_committed,

@@ -92,8 +92,9 @@ class Oracle:
             inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         for name, values in (request.vision or {}).items():
             inputs[name] = torch.from_numpy(values)
-        if "mm_token_type_ids" in signature(self.model.forward).parameters:
-            inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).long()
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if name in signature(self.model.forward).parameters:
+                inputs[name] = (inputs["input_ids"] == self.model.config.image_token_id).long()
         if tokens is not None and self.encoder_decoder:
             inputs["decoder_input_ids"] = torch.tensor([[self.start, *tokens]])
         return inputs

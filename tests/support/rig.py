@@ -174,6 +174,11 @@ class Rig:
         frames, down, across = request.vision["image_grid_thw"][0].tolist()
         return positions(count, [Span(0, frames, down // merge, across // merge)])
 
+    def blocks(self, request: Request) -> list[tuple[int, int]]:
+        """Rows of the prompt that see each other in both directions."""
+        found = self.tiny.family.blocks(torch.tensor([request.token_ids]))
+        return found[0] if found else []
+
     def pictures(self, request: Request) -> np.ndarray | None:
         """Rows [n, E] of the picture in front of the prompt."""
         return None if request.vision is None else self.decoder.image_embeds(self.vision(request))
@@ -201,7 +206,8 @@ class Rig:
             rows = decoder.embed(np.array([*self.first_ids(request), *tokens], np.int64))
         elif tokens:
             rows = np.concatenate([rows, decoder.embed(np.array(tokens, np.int64))])
-        return decoder.prefill(rows, 0, self.positions(request, len(rows))).logits(0)[None].copy()
+        positions, blocks = self.positions(request, len(rows)), self.blocks(request)
+        return decoder.prefill(rows, 0, positions, blocks=blocks).logits(0)[None].copy()
 
     def join(self, request: Request, sequence: Any = None) -> TargetLogits:
         """Prefill a further sequence of the batch; its proposer sees the prompt's rows if it wants them."""
@@ -217,7 +223,8 @@ class Rig:
         if self.manifest.decoder.cross_attention:
             decoder.encode(row, rows)
             rows = decoder.embed(np.array(self.first_ids(request), np.int64))
-        return decoder.prefill(rows, row, self.positions(request, len(rows)), on_rows)
+        positions = self.positions(request, len(rows))
+        return decoder.prefill(rows, row, positions, on_rows, self.blocks(request))
 
     def start_batch(self, requests: Sequence[Request]) -> None:
         """A ragged batch without its prompts: the first `full` pass carries them (`batch_ids`). Image rows in front of
@@ -228,7 +235,8 @@ class Rig:
                 self.decoder.encode(row, self.source(request))
             elif request.vision is not None:
                 count = self.image_rows(request)
-                self.decoder.prefill(self.source(request)[:count], row, self.positions(request, count))
+                positions, blocks = self.positions(request, count), self.blocks(request)
+                self.decoder.prefill(self.source(request)[:count], row, positions, blocks=blocks)
 
     def batch_ids(self, request: Request) -> list[int]:
         """What the first pass over a batch carries of a request."""

@@ -68,7 +68,7 @@ class Recipe:
 ATTENDING = 2
 """First layer behind which imitation networks of these bundles have attention."""
 
-SEEING = ("blip2-opt", "llava", "llava-next", "qwen2-vl", "qwen2.5-vl", "qwen3-vl")
+SEEING = ("blip2-opt", "gemma3", "llava", "llava-next", "qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 """Checkpoints for which there is a ViSpec draft."""
 
 FUSED: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -124,6 +124,9 @@ BUNDLES = {
     "qwen2-two-cuts": Recipe(
         "qwen2", (1, 2), {**FUSED, "num_hidden_layers": 4, **windowed(FULL, SLIDING, SLIDING, FULL)}
     ),
+    # Windows of 8, which the rows of a picture do not fit: they see each other.
+    "gemma3": Recipe("gemma3", changes=FUSED, head="shared", taps=(1, 1, 1)),
+    "gemma3-two-cuts": Recipe("gemma3", (1, 2), {**FUSED, "num_hidden_layers": 4}, taps=(1, 1, 2)),
     "qwen3": Recipe("qwen3", changes={**FUSED, "seed": 20}, taps=(1, 1, 1)),
     "qwen3-two-cuts": Recipe("qwen3", (1, 2), {**FUSED, "num_hidden_layers": 3}, taps=(1, 1, 2)),
     "t5-two-cuts": Recipe(
@@ -180,6 +183,7 @@ EVERY_FAMILY = (
     "qwen2-vl",
     "qwen2.5-vl",
     "qwen3-vl",
+    "gemma3",
     "qwen2",
     "qwen3",
     "t5-text",

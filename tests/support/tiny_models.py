@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from transformers import (
     BlipImageProcessorPil,
     CLIPImageProcessorPil,
     CLIPVisionConfig,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -318,6 +321,11 @@ QWEN_VL = (
     Qwen3VLForConditionalGeneration,
 )
 
+
+def _fill_gemma3(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    _gemma().fill_gemma3(model, silent, generator)
+
+
 FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     T5ForConditionalGeneration: _fill_t5,
     OPTForCausalLM: _fill_opt,
@@ -331,6 +339,8 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     Qwen3VLForConditionalGeneration: _fill_qwen3_vl,
     VisionEncoderDecoderModel: _fill_vit_gpt2,
     Blip2ForConditionalGeneration: _fill_blip2,
+    Gemma3ForCausalLM: _fill_gemma3,
+    Gemma3ForConditionalGeneration: _fill_gemma3,
 }
 """Class of a model → what draws its weights."""
 
@@ -338,6 +348,11 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
 def fill(model: PreTrainedModel, silent: tuple[int, ...], generator: torch.Generator) -> None:
     """Draws the weights of a model of `FILLS`, whose greedy output then varies; `silent` tokens always get logit 0."""
     FILLS[type(model)](model, silent, generator)
+
+
+def _gemma() -> Any:
+    """The module of the Gemmas, which imports this one."""
+    return import_module("tests.support.tiny_gemma")
 
 
 # --- tokenizers ---
@@ -356,8 +371,9 @@ def t5_tokenizer() -> T5Tokenizer:
     return tokenizer
 
 
-def llama_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE: id 0 is `!`, the last two ids are `<|im_start|>` and `<|im_end|>` (the end of a sequence)."""
+def llama_tokenizer(further: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: id 0 is `!`, the last two ids are `<|im_start|>` and `<|im_end|>` (the end of a sequence). `further`
+    are merges beside those of all."""
     vocabulary = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [
         ("Ġ", "t"),
@@ -368,6 +384,7 @@ def llama_tokenizer() -> PreTrainedTokenizerFast:
         ("Ġ", "a"),
         ("i", "n"),
         ("o", "n"),
+        *further,
     ]
     for pair in merges:
         vocabulary["".join(pair)] = len(vocabulary)
@@ -680,6 +697,8 @@ def save(
             size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
         ).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    elif isinstance(model, Gemma3ForConditionalGeneration):
+        _gemma().save_processor(model, tokenizer, folder)
     else:
         tokenizer.save_pretrained(folder)
     _untie_t5(folder)
@@ -701,6 +720,8 @@ BUILDERS = {
     "blip2-t5": blip2_t5,
     "blip2-opt": blip2_opt,
     "vit-gpt2": vit_gpt2,
+    "gemma3": lambda **options: _gemma().gemma3(**options),
+    "gemma3-text": lambda **options: _gemma().gemma3_text(**options),
     "llava": llava,
     "llava-next": llava_next,
     "qwen2": qwen2,

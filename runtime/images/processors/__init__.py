@@ -14,6 +14,7 @@ from . import crop, patches, square, tiles
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "blip": square.preprocess,
     "clip": crop.preprocess,
+    "gemma3": square.preprocess,
     "llava-next": tiles.preprocess,
     "qwen2-vl": patches.preprocess,
     "vit": square.preprocess,

@@ -420,10 +420,41 @@ class Qwen3VLModel(LlavaModel):
         return {"hidden_out": hidden}
 
 
+class Gemma3TextModel(LlamaModel):
+    """Graphs of a `llama` bundle with Gemma 3."""
+
+    def embed(self, io: Tensors) -> Tensors:
+        return {"hidden": super().embed(io)["hidden"] * self.body.config.hidden_size**0.5}
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        hidden, cache = io["hidden"], _Rows(io)
+        masks = {"full_attention": "attn_mask", "sliding_attention": "sliding_mask"}
+        for layer in self.body.layers[first:last]:
+            kind = layer.self_attn.layer_type
+            hidden = layer(
+                hidden, attention_mask=_additive(io[masks[kind]]), past_key_values=cache,
+                position_embeddings=self.body.rotary_emb(hidden, io["positions"], kind),
+            )  # fmt: skip
+        return {"hidden_out": hidden}
+
+
+class Gemma3Model(Gemma3TextModel):
+    """Graphs of a `gemma3` bundle."""
+
+    @property
+    def body(self) -> Any:
+        return self.model.model.language_model
+
+    def vision(self, io: Tensors) -> Tensors:
+        return {"image_rows": self.model.get_image_features(io["pixel_values"]).pooler_output}
+
+
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "llama"): LlamaModel,
     ("llama", "qwen2"): LlamaModel,
     ("llama", "qwen3"): LlamaModel,
+    ("llama", "gemma3_text"): Gemma3TextModel,
+    ("gemma3", "gemma3_text"): Gemma3Model,
     ("llava", "llama"): LlavaModel,
     ("llava-next", "llama"): LlavaNextModel,
     ("qwen2-vl", "qwen2_vl_text"): WholeQwenVLModel,

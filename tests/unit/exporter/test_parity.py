@@ -37,7 +37,7 @@ MEMORY = {WHOLE: 1 << 40, BY_LAYER: 0}
 
 
 @each_value(
-    name=["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl"],
+    name=["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "gemma3"],
     memory=[*MEMORY],
 )
 def test_correct_bundle_passes_parity(tiny_bundle: Callable, name: str, memory: str) -> None:
@@ -56,6 +56,17 @@ def test_correct_bundle_passes_parity(tiny_bundle: Callable, name: str, memory: 
 
 
 CONFIGURATIONS = {
+    "gemma3": [
+        {
+            "num_hidden_layers": 3,
+            "sliding_window": 4,
+            "attention_bias": True,
+            "rows": 4,
+            "num_key_value_heads": 3,
+        },
+        {"tied": False, "head_dim": 16, "num_attention_heads": 6, "image_side": 24, "rows": 9},
+    ],
+    "gemma3-text": [{"num_hidden_layers": 3, "tie_word_embeddings": False}, {}],
     "blip2-opt": [{}, {"tied": False, "enable_bias": False}],
     "vit-gpt2": [
         {},
@@ -306,7 +317,9 @@ def test_pieces_equal_the_whole_graph(tiny_bundle: Callable) -> None:
     assert np.abs(whole - pieces).max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["llama", "t5", "blip2-t5", "blip2-opt", "vit-gpt2", "llava", "qwen2.5-vl"])
+@pytest.mark.parametrize(
+    "name", ["llama", "t5", "blip2-t5", "blip2-opt", "vit-gpt2", "llava", "qwen2.5-vl", "gemma3"]
+)
 def test_the_graphs_one_behind_the_other_give_the_models_first_tokens(
     tiny_bundle: Callable, name: str
 ) -> None:

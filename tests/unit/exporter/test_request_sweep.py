@@ -33,7 +33,41 @@ from tests.support.tiny_models import WORDS
 EACH, TOKENS = 10, 10
 TOLERANCE = 2e-5
 """Of logits, as a part of the largest: that of the contract suite (tests/support/rig.py)."""
+FULL, SLIDING = "full_attention", "sliding_attention"
 CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
+    "gemma3": [
+        {},
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "tied": False, "sliding_window": 16, "rows": 4},
+        {
+            "num_hidden_layers": 3,
+            "layer_types": [FULL, SLIDING, SLIDING],
+            "image_side": 48,
+            "patch_size": 8,
+            "rows": 9,
+        },
+        {
+            "attention_bias": True,
+            "num_attention_heads": 6,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 5,
+        },
+        {
+            "num_hidden_layers": 4,
+            "vision_layers": 2,
+            "rows": 64,
+            "sliding_window": 16,
+            "num_key_value_heads": 3,
+        },
+    ],
+    "gemma3-text": [
+        {"sliding_window": 16},
+        {
+            "num_hidden_layers": 3,
+            "layer_types": [SLIDING] * 3,
+            "rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
+        },
+    ],
     "llava": [
         {},
         {"num_attention_heads": 6, "num_key_value_heads": 2, "tied": True, "feature_layer": -1},
