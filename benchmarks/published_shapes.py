@@ -113,7 +113,35 @@ def qwen3(layers: int, hidden: int, inner: int, heads: int) -> dict[str, Any]:
     return llama(layers, hidden, inner, heads, 8, 151936, 40960) | own
 
 
+def gemma3(
+    layers: int, hidden: int, inner: int, heads: int, vocabulary: int, window: int, full: dict[str, Any]
+) -> dict[str, Any]:
+    """A Gemma 3's language model; every sixth layer sees everything, with rotary positions of the kind `full`."""
+    kinds = ["sliding_attention" if (layer + 1) % 6 else "full_attention" for layer in range(layers)]
+    return {
+        "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": max(1, heads // 2) if heads > 4 else 1, "head_dim": 256,
+        "query_pre_attn_scalar": 256, "layer_types": kinds, "sliding_window": window,
+        "max_position_embeddings": 131072 if heads > 4 else 32768,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_theta": 1e6, **full},
+        },
+    }  # fmt: skip
+
+
 MODELS: dict[str, dict[str, Any]] = {
+    "gemma3-4b": {
+        "tiny": "gemma3",
+        "text": gemma3(34, 2560, 10240, 8, 262208, 1024, {"rope_type": "linear", "factor": 8.0}),
+        "vision": {
+            "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+            "image_size": 896, "patch_size": 14,
+        },
+        "top": {"mm_tokens_per_image": 256},
+    },
+    "gemma3-1b": {"tiny": "gemma3-text", "text": gemma3(26, 1152, 6912, 4, 262144, 512, {"rope_type": "default"})},
+    "gemma3-270m": {"tiny": "gemma3-text", "text": gemma3(18, 640, 2048, 4, 262144, 512, {"rope_type": "default"})},
     "blip2-flant5": {"tiny": "blip2-t5", "text": T5 | {"d_model": 2048, "d_ff": 5120, "num_heads": 32}, **BLIP2},
     "blip2-flant5-xxl": {"tiny": "blip2-t5", "text": T5 | {"d_model": 4096, "d_ff": 10240, "num_heads": 64}, **BLIP2},
     "blip2-opt": {
@@ -197,6 +225,8 @@ MODELS["cosmos-reason1-7b"] = MODELS["qwen2.5-vl-7b"]
 MODELS |= {f"cosmos-reason2-{size}": MODELS[f"qwen3-vl-{size}"] for size in ("2b", "8b")}
 
 SOURCES = {
+    "gemma3": "https://github.com/huggingface/transformers/blob/main/src/transformers/models/gemma3/convert_gemma3_weights.py; "
+    "tests/integration/published/checkpoints/google--gemma-3-4b-it",
     "llava-1.5": "https://huggingface.co/docs/transformers/model_doc/llava, LlavaConfig's defaults; "
     "https://huggingface.co/liuhaotian/llava-v1.5-13b",
     "llava-1.6": "https://huggingface.co/docs/transformers/model_doc/llava_next",
@@ -213,6 +243,7 @@ SOURCES = {
 }
 
 TOTALS = {
+    "gemma3-4b": 4_300_079_472, "gemma3-1b": 999_885_952, "gemma3-270m": 268_098_176,
     "smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120, "smollm2-1.7b": 1_711_376_384, "llava-1.5-7b": 7_063_427_072,
     "qwen2.5-vl-3b": 3_754_622_976, "qwen2.5-vl-7b": 8_292_166_656, "tinyllama-1.1b": 1_100_048_384,
     "qwen2.5-0.5b": 494_032_768, "blip2-flant5": 3_942_446_592, "blip2-opt": 3_744_761_856,

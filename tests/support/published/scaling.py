@@ -23,6 +23,8 @@ LANGUAGES: dict[str, dict[str, Any]] = {
     "opt": {
         "hidden_size": 96, "word_embed_proj_dim": 96, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 3,
     },
+    # The sixth layer sees everything.
+    "gemma3_text": LLAMA | {"num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 32},
     "gpt2": {"n_embd": 96, "n_layer": 2, "n_head": 3},
     "t5": {"d_model": 96, "d_kv": 64, "d_ff": 128, "num_heads": 3, "num_layers": 2, "num_decoder_layers": 2},
 }  # fmt: skip
@@ -30,6 +32,10 @@ TOWERS: dict[str, dict[str, Any]] = {
     "clip_vision_model": {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 56,
         "patch_size": 14, "projection_dim": 32,
+    },
+    "siglip_vision_model": {
+        "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 3, "image_size": 56,
+        "patch_size": 14,
     },
     # ViT and GPT-2 are equally wide, or there would be a projection between them.
     "vit": {
@@ -111,6 +117,8 @@ def scaled(config: dict[str, Any], size: int, small_size: int, ids: Callable[[in
         found["quantization_config"]["group_size"] = GROUP
     if "num_query_tokens" in found:
         found["num_query_tokens"] = 4
+    if "mm_tokens_per_image" in found:
+        found["mm_tokens_per_image"] = 4
     if "image_seq_length" in found:
         found["image_seq_length"] = 16
     if isinstance(found.get("image_grid_pinpoints"), list):
@@ -142,7 +150,7 @@ def scaled_processor(settings: dict[str, Any], large: int, small: int) -> dict[s
             found[name] = scaled_processor(value, large, small)
         elif name in ("size", "crop_size", "image_grid_pinpoints"):
             found[name] = _pictures(value, large, small)
-        elif name == "num_query_tokens" and value is not None:
+        elif name in ("num_query_tokens", "image_seq_length") and value is not None:
             found[name] = 4
     return found
 
