@@ -1,4 +1,4 @@
-"""Writes what the library holds into docs/reference/models.md: `python -m tests.integration.published.table`; `--check` only compares.
+"""Writes what the library holds into docs/reference/published-checkpoints.md: `python -m tests.integration.published.table`; `--check` only compares.
 
 The text between the two marks is this script's.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from docs.generate.marked import refresh, replace_between
 from tests.support.published.layouts import Layout, layouts
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "models.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "published-checkpoints.md"
 BEGIN, END = "<!-- published layouts: begin -->", "<!-- published layouts: end -->"
 
 
