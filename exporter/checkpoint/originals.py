@@ -9,6 +9,7 @@ from ...runtime.common.errors import UnsupportedModelError
 from ...runtime.common.foreign_errors import raise_if_foreign
 
 CONVERTED = {
+    "InternVLChatModel": "OpenGVLab/InternVL3-1B-hf, OpenGVLab/InternVL3-8B-hf or OpenGVLab/InternVL3_5-4B-HF",
     "LlavaLlamaForCausalLM": "llava-hf/llava-1.5-7b-hf, llava-hf/llava-1.5-13b-hf or llava-hf/llava-v1.6-vicuna-7b-hf",
     "LlavaMistralForCausalLM": "llava-hf/llava-v1.6-mistral-7b-hf",
     "LlavaQwenForCausalLM": "llava-hf/llava-onevision-qwen2-7b-ov-hf",

@@ -9,6 +9,7 @@ from ..checkpoint.checkpoint import Checkpoint
 from .blip2 import Blip2Family
 from .common.base import Family
 from .gemma3 import Gemma3Family
+from .internvl import InternVLFamily
 from .llama import LlamaFamily
 from .llava import LlavaFamily
 from .llava_next import LlavaNextFamily
@@ -21,6 +22,7 @@ from .vit_gpt2 import ViTGPT2Family
 FAMILIES: tuple[type[Family], ...] = (
     Blip2Family,
     Gemma3Family,
+    InternVLFamily,
     LlamaFamily,
     LlavaFamily,
     LlavaNextFamily,

@@ -10,6 +10,7 @@ from .base import Family, Prepared, Prompt, RawPrompt
 FAMILIES = {
     "blip2": ("blip2", "Blip2"),
     "gemma3": ("gemma3", "Gemma3"),
+    "internvl": ("internvl", "InternVL"),
     "llama": ("llama", "Llama"),
     "llava": ("llava", "Llava"),
     "llava-next": ("llava_next", "LlavaNext"),

@@ -68,7 +68,16 @@ class Recipe:
 ATTENDING = 2
 """First layer behind which imitation networks of these bundles have attention."""
 
-SEEING = ("blip2-opt", "gemma3", "llava", "llava-next", "qwen2-vl", "qwen2.5-vl", "qwen3-vl")
+SEEING = (
+    "blip2-opt",
+    "gemma3",
+    "internvl",
+    "llava",
+    "llava-next",
+    "qwen2-vl",
+    "qwen2.5-vl",
+    "qwen3-vl",
+)
 """Checkpoints for which there is a ViSpec draft."""
 
 FUSED: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -118,6 +127,20 @@ BUNDLES = {
         head="shared",
         taps=(1, 1, 1),
     ),
+    # As many places as two pictures of 13 tiles and some words need.
+    "internvl": Recipe(
+        "internvl",
+        changes={**FUSED, "vision_layers": 2},
+        limits={"max_length": 256, "max_batch": 16, "max_width": 20, "max_source": 32},
+        head="shared",
+        taps=(1, 1, 1),
+    ),
+    "internvl-two-cuts": Recipe(
+        "internvl",
+        (1, 2),
+        {**FUSED, "language": "qwen3", "head_dim": 32, "num_hidden_layers": 3, "vision_layers": 2},
+        taps=(1, 1, 2),
+    ),
     # Windows of 8: in each segment layers that see everything, layers that do not, or both.
     # With seed 28 a uniform falls within 2e-7 of a boundary between two tokens, which float32 does not tell apart.
     "qwen2": Recipe("qwen2", changes={**FUSED, **windowed(SLIDING, FULL), "seed": 37}),
@@ -162,7 +185,7 @@ BUNDLES |= {
     for name, precision in (("t5", "float16"), ("llama", "bfloat16"), ("llama", "float16"))
     for cuts in ("", "-two-cuts")
 }
-IN_FLOAT16 = ("blip2-opt", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "vit-gpt2")
+IN_FLOAT16 = ("blip2-opt", "internvl", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "vit-gpt2")
 """What is looked at in float16 for its numbers alone."""
 
 BUNDLES |= {f"{name}-float16": replace(BUNDLES[name], precision="float16") for name in IN_FLOAT16}
@@ -184,6 +207,7 @@ EVERY_FAMILY = (
     "qwen2.5-vl",
     "qwen3-vl",
     "gemma3",
+    "internvl",
     "qwen2",
     "qwen3",
     "t5-text",

@@ -33,6 +33,7 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    InternVLForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
@@ -63,7 +64,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from tests.support import tiny_qwen_vl
+from tests.support import tiny_internvl, tiny_qwen_vl
 
 WORDS = (  # noqa: SIM905
     "a an the red green blue yellow cup bowl box ball robot arm table left right of on under behind and is are two three "
@@ -337,6 +338,7 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     Qwen2_5_VLForConditionalGeneration: _fill_qwen_vl,
     Qwen2VLForConditionalGeneration: _fill_qwen_vl,
     Qwen3VLForConditionalGeneration: _fill_qwen3_vl,
+    InternVLForConditionalGeneration: lambda *given: tiny_internvl.fill(*given),
     VisionEncoderDecoderModel: _fill_vit_gpt2,
     Blip2ForConditionalGeneration: _fill_blip2,
     Gemma3ForCausalLM: _fill_gemma3,
@@ -688,6 +690,10 @@ def save(
             images, tokenizer, patch_size=vision.patch_size, num_additional_image_tokens=1,
             vision_feature_select_strategy=config.vision_feature_select_strategy, chat_template=LLAVA_TEMPLATE,
         ).save_pretrained(folder)  # fmt: skip
+    elif isinstance(model, InternVLForConditionalGeneration):
+        tiny_internvl.save_processors(model, folder)
+        tokenizer.save_pretrained(folder)
+        tiny_internvl.name_marks(folder)
     elif isinstance(model, QWEN_VL):
         tiny_qwen_vl.save_processors(model, folder)
         tokenizer.save_pretrained(folder)
@@ -726,6 +732,7 @@ BUILDERS = {
     "llava-next": llava_next,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "internvl": lambda **options: tiny_internvl.internvl(**options),
     "qwen2-vl": lambda **options: tiny_qwen_vl.qwen2_vl(**options),
     "qwen2.5-vl": lambda **options: tiny_qwen_vl.qwen2_5_vl(**options),
     "qwen3-vl": lambda **options: tiny_qwen_vl.qwen3_vl(**options),

@@ -9,12 +9,13 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...common.errors import BundleError
-from . import crop, patches, square, tiles
+from . import aspect_tiles, crop, patches, square, tiles
 
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "blip": square.preprocess,
     "clip": crop.preprocess,
     "gemma3": square.preprocess,
+    "got-ocr2": aspect_tiles.preprocess,
     "llava-next": tiles.preprocess,
     "qwen2-vl": patches.preprocess,
     "vit": square.preprocess,
@@ -22,6 +23,7 @@ PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
 """`image.processor` of a manifest → function. A new processor is one line here."""
 
 DIMENSIONS: dict[str, Callable[[ImageInfo, int], dict[str, tuple[int, int]]]] = {
+    "got-ocr2": aspect_tiles.dimensions,
     "llava-next": tiles.dimensions,
     "qwen2-vl": patches.dimensions,
 }

@@ -382,6 +382,13 @@ class LlavaNextModel(LlavaModel):
         return {"image_rows": every[io["row_index"]]}
 
 
+class InternVLModel(LlavaModel):
+    """Graphs of an `internvl` bundle."""
+
+    def vision(self, io: Tensors) -> Tensors:
+        return {"image_rows": self.model.get_image_features(io["pixel_values"]).pooler_output}
+
+
 class QwenVLModel(LlavaModel):
     """Graphs of a `qwen2.5-vl` bundle."""
 
@@ -455,6 +462,7 @@ FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "qwen3"): LlamaModel,
     ("llama", "gemma3_text"): Gemma3TextModel,
     ("gemma3", "gemma3_text"): Gemma3Model,
+    **{("internvl", language): InternVLModel for language in ("llama", "qwen2", "qwen3")},
     ("llava", "llama"): LlavaModel,
     ("llava-next", "llama"): LlavaNextModel,
     ("qwen2-vl", "qwen2_vl_text"): WholeQwenVLModel,

@@ -37,7 +37,18 @@ MEMORY = {WHOLE: 1 << 40, BY_LAYER: 0}
 
 
 @each_value(
-    name=["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "gemma3"],
+    name=[
+        "llama",
+        "llama-tied",
+        "t5",
+        "blip2-t5",
+        "llava",
+        "llava-next",
+        "qwen2.5-vl",
+        "qwen3-vl",
+        "gemma3",
+        "internvl",
+    ],
     memory=[*MEMORY],
 )
 def test_correct_bundle_passes_parity(tiny_bundle: Callable, name: str, memory: str) -> None:
@@ -91,6 +102,25 @@ CONFIGURATIONS = {
             "canvases": ((1, 4), (2, 2), (4, 1)),
         },
         {"image_side": 20, "patch_size": 8, "activation": "linear", "canvases": ((1, 1),)},
+    ],
+    "internvl": [
+        {
+            "language": "llama",
+            "tied": True,
+            "feature_layer": 2,
+            "vision": {"use_absolute_position_embeddings": False},
+        },
+        {
+            "language": "qwen3",
+            "downsample_ratio": 0.25,
+            "vision": {
+                "norm_type": "rms_norm",
+                "use_qk_norm": True,
+                "attention_bias": True,
+                "use_mean_pooling": False,
+                "hidden_act": "gelu_pytorch_tanh",
+            },
+        },
     ],
     "llava": [{"strategy": "full", "feature_layer": 1, "tied": True}, {"activation": "linear"}],
     "qwen2": [

@@ -385,16 +385,20 @@ def test_a_special_token_that_is_no_id_is_refused(name: str, folder: Callable[[s
 # --- which folder ---
 
 
-@pytest.mark.parametrize("model_type", ["llava", "llava_llama"])
+@pytest.mark.parametrize(
+    ("model_type", "name", "converted"),
+    [
+        ("llava", "LlavaLlamaForCausalLM", "llava-hf/llava-1.5-7b-hf"),
+        ("llava_llama", "LlavaLlamaForCausalLM", "llava-hf/llava-1.5-7b-hf"),
+        ("internvl_chat", "InternVLChatModel", "OpenGVLab/InternVL3-1B-hf"),
+    ],
+)
 def test_a_folder_in_the_authors_format_names_the_converted_one(
-    model_type: str, folder: Callable[[str], Path]
+    model_type: str, name: str, converted: str, folder: Callable[[str], Path]
 ) -> None:
     path = folder("llama")
-    change(
-        path / "config.json",
-        lambda d: d.update(architectures=["LlavaLlamaForCausalLM"], model_type=model_type),
-    )
-    with pytest.raises(UnsupportedModelError, match=r"LlavaLlamaForCausalLM .*\(llava-hf/llava-1\.5-7b-hf"):
+    change(path / "config.json", lambda d: d.update(architectures=[name], model_type=model_type))
+    with pytest.raises(UnsupportedModelError, match=rf"{name} .*\({converted}"):
         open_checkpoint(path)
 
 

@@ -68,6 +68,24 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
             "rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
         },
     ],
+    "internvl": [
+        {},
+        {
+            "language": "qwen3",
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "tied": True,
+        },
+        {"language": "llama", "feature_layer": -2, "max_patches": 5, "image_side": 48},
+        {"vision": {"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": True}, "max_patches": 1},
+        {
+            "language": "qwen3",
+            "downsample_ratio": 0.25,
+            "vision": {"use_mean_pooling": False},
+            "num_hidden_layers": 3,
+        },
+    ],
     "llava": [
         {},
         {"num_attention_heads": 6, "num_key_value_heads": 2, "tied": True, "feature_layer": -1},

@@ -32,6 +32,7 @@ LAYERS = {
     "vit-gpt2": r"decoder\.transformer\.h\.\d+\.((cross)?att\w+\.(c_attn|c_proj|q_attn)|mlp\.c_(fc|proj))",
     "llava": r"language_model\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
     "llava-next": r"language_model\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
+    "internvl": r"language_model\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
     "qwen2.5-vl": r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
 }
 """Names on disk of the modules whose matrices become integers. A new family is one line here."""
