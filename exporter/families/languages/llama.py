@@ -20,8 +20,10 @@ from ..common.decoder_graphs import Prologue
 from ..common.parts import DecoderShape
 from .base import Language
 
-# Angles of these types are a function of the position alone; dynamic and longrope also depend on the length.
+# Angles of these types are a function of the position alone; longrope also depends on the length.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Angles of this type depend on the length, too, but only behind max_position_embeddings, where no bundle goes.
+DYNAMIC = "dynamic"
 
 
 class LlamaLanguage(Language):
@@ -41,11 +43,13 @@ class LlamaLanguage(Language):
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         super().__init__(checkpoint, config, prefix, body)
+        # Of other positions some are skipped, so that more of them may be needed than a prompt is long.
+        known = (*ROPE_TYPES, DYNAMIC) if self.position == "rotary" else ROPE_TYPES
         for rope in self.ropes.values():
             kind, whose = rope.get("rope_type", "default"), self.kind.__name__
-            if kind not in ROPE_TYPES:
+            if kind not in known:
                 raise UnsupportedModelError(
-                    f"{whose}: rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}"
+                    f"{whose}: rope_type {kind!r} is not supported, only {', '.join(known)}"
                 )
             if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
                 raise UnsupportedModelError(f"{whose}: partial_rotary_factor is not supported")
@@ -72,6 +76,8 @@ class LlamaLanguage(Language):
     def prologue(self) -> Prologue:
         """The angles of the positions."""
         angles = self.angles(self.config).eval()  # the hollow one's buffers are empty
+        if angles.rope_type == DYNAMIC:
+            angles.rope_type = "default"  # with the frequencies that it has up to max_position_embeddings
         shape = positions_shape(self.decoder.position, 0)
         assert shape is not None
         positions = [TraceInput("positions", shape, torch.int64)]

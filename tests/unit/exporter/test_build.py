@@ -325,7 +325,7 @@ def test_smallest_width_that_can_draft(llama: Path, tmp_path: Path) -> None:
     [
         ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
         ({"architectures": None}, "no 'architectures'.*LlamaForCausalLM"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'"),
+        ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "'proportional'"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
         ({"sliding_window": 64}, "sliding_window=64"),
         ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported, only llama"),
@@ -354,7 +354,6 @@ def test_unsupported_options_are_named(
     [
         ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types .*'sliding_attention'"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "'dynamic'"),
     ],
 )
 def test_windows_of_a_qwen3_are_refused_unless_they_are_switched_off(

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.families import RawPrompt
 
 from tests.support import tiny_models
 from tests.unit.exporter.test_decoder_graphs import Reference, chain, start
@@ -25,6 +31,7 @@ LLAMA: dict[str, dict[str, Any]] = {
     "other activation": {"hidden_act": "gelu"},
     "other epsilon": {"rms_norm_eps": 1e-2},
     "linear rope": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}},
+    "dynamic rope": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}},
     "llama3 rope": {
         "rope_parameters": {
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -69,6 +76,33 @@ def test_llama(option: str, tmp_path: Path) -> None:
     model, tokenizer = tiny_models.llama(**LLAMA[option])
     randomize_biases(model)
     compare("llama", tiny_models.save(model, tokenizer, tmp_path / "model"), tmp_path)
+
+
+def test_dynamic_rope_scales_nothing_up_to_the_last_position(tmp_path: Path) -> None:
+    """transformers changes the angles of all positions from the first token behind `max_position_embeddings` on."""
+    most = 256
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+    source = tiny_models.checkpoint(
+        "llama", tmp_path / "model", max_position_embeddings=most, rope_parameters=rope
+    )
+    request = BuildRequest(model=str(source), output=tmp_path / "bundle", draft_layer=1, max_length=most)
+    with pytest.raises(OptionError, match=f"--max-length {most + 1} is beyond the model's {most} positions"):
+        build_bundle(replace(request, max_length=most + 1))
+    build_bundle(request)
+    prompt = "a red cup"
+    with Session.load(tmp_path / "bundle") as session:
+        found = session.generate(
+            prompt=RawPrompt(prompt), max_new_tokens=400, draft="early-exit", draft_length=3
+        )
+    assert found.finish_reason == "length"
+    checkpoint = open_checkpoint(source)
+    ids = checkpoint.tokenizer(prompt, return_tensors="pt")["input_ids"]
+    model = load_reference(checkpoint, streamed=False)
+    count = len(found.tokens)
+    assert count >= most - ids.shape[1]
+    with torch.no_grad():
+        wanted = model.generate(ids, do_sample=False, max_new_tokens=count)[0, ids.shape[1] :].tolist()
+    assert found.tokens == wanted
 
 
 @pytest.mark.parametrize("option", T5)
