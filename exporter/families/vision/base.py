@@ -51,6 +51,7 @@ class Vision:
         setattr(config, self._language, single_layer(getattr(config, self._language)))
         for part in (config, *(getattr(config, name) for name in config.sub_configs)):
             part._attn_implementation = ATTENTION
+            part.dtype = torch.float32  # graphs are traced so, whatever type a part was published in
         return hollow_model(lambda: self.checkpoint.model_class(config))
 
     @property
