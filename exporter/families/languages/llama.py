@@ -43,7 +43,7 @@ class LlamaLanguage(Language):
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         super().__init__(checkpoint, config, prefix, body)
-        # Of other positions some are skipped, so that more of them may be needed than a prompt is long.
+        # Positions of three axes may run ahead of the length of a prompt.
         known = (*ROPE_TYPES, DYNAMIC) if self.position == "rotary" else ROPE_TYPES
         for rope in self.ropes.values():
             kind, whose = rope.get("rope_type", "default"), self.kind.__name__

@@ -20,6 +20,7 @@ from transformers import (
     Qwen3VLProcessor,
 )
 
+from tests.support.internvl_processor import processor_of
 from tests.support.published.folders import floats_of
 
 
@@ -100,6 +101,8 @@ def _processor(folder: Path, config: Any, tokenizer: Any) -> Any:
         template = kind.get_processor_dict(folder)[0].get("chat_template")
         images = AutoImageProcessor.from_pretrained(folder, **options)
         return kind(images, tokenizer, None, chat_template=template or tokenizer.chat_template)
+    if config.model_type == "internvl":
+        return processor_of(folder)
     processor = AutoProcessor.from_pretrained(folder, **options)
     # Processors of older releases leave these to the configuration; transformers warns, and asks its users to set them.
     if hasattr(config, "vision_feature_select_strategy"):

@@ -94,7 +94,8 @@ def write_weights(layout: Layout, core: Tokenizer, folder: Path) -> None:
         rows = model.get_output_embeddings().weight.shape[0]
         vocabulary = core.get_vocab()
         ordinary = {vocabulary[content] for content in layout.tokens}
-        silent = tuple(sorted(ordinary | set(range(core.get_vocab_size(), rows))))
+        every = ordinary | set(range(core.get_vocab_size(), rows))
+        silent = tuple(sorted(i for i in every if i < rows))  # a token that is only written may have no row
         tiny_models.fill(model, silent, torch.Generator().manual_seed(SEED))
     dtype = getattr(torch, said["dtype"])
     tensors = {

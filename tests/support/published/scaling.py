@@ -18,7 +18,7 @@ from tests.support.quantized_checkpoints import GROUP
 LLAMA = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 3}
 LANGUAGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text"), LLAMA),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), LLAMA),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_text", "internvl_chat"), LLAMA),
     **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_text", "llava_llama", "llava_mistral", "llava"), LLAMA),
     "opt": {
         "hidden_size": 96, "word_embed_proj_dim": 96, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -42,6 +42,10 @@ TOWERS: dict[str, dict[str, Any]] = {
         "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32,
         "patch_size": 16,
     },
+    "internvl_vision": {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "image_size": [112, 112], "patch_size": [14, 14],
+    },
     "blip_2_vision_model": {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
         "patch_size": 14,
@@ -60,6 +64,7 @@ TOWERS: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 25,
     },
 }  # fmt: skip
+TOWERS["intern_vit_6b"] = TOWERS["internvl_vision"]
 TOWERS |= {f"{kind}_vision": TOWERS[kind] for kind in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")}
 NOT_TEXT = ("vision_config", "qformer_config", "encoder")
 """Parts whose ids, if they name any, are of no vocabulary of text."""
@@ -103,7 +108,7 @@ def scaled(config: dict[str, Any], size: int, small_size: int, ids: Callable[[in
     for place in ("rope_scaling", "rope_parameters"):
         if "mrope_section" in (text.get(place) or {}):
             text[place]["mrope_section"] = [4, 6, 6]
-    rows = getattr(large, "vocab_size", None) or config["vocab_size"]
+    rows = getattr(large, "vocab_size", None) or config.get("vocab_size", size)
     beyond = rows - size
     small_rows = small_size + beyond if beyond <= 0 else -(-(small_size + 1) // 32) * 32
     text["vocab_size"] = small_rows
@@ -139,7 +144,12 @@ def sides(config: dict[str, Any]) -> tuple[int, int]:
     known = getattr(whole, "vision_config", None) or getattr(whole, "encoder", None)
     large = part.get("image_size") or getattr(known, "image_size", None)
     small = TOWERS[getattr(known, "model_type", part.get("model_type"))].get("image_size")
-    return (0, 0) if large is None or small is None else (large, small)
+    return (0, 0) if large is None or small is None else (_side(large), _side(small))
+
+
+def _side(size: int | list[int]) -> int:
+    """Of a square that is given by one number or by two."""
+    return size if isinstance(size, int) else size[0]
 
 
 def scaled_processor(settings: dict[str, Any], large: int, small: int) -> dict[str, Any]:
@@ -152,6 +162,8 @@ def scaled_processor(settings: dict[str, Any], large: int, small: int) -> dict[s
             found[name] = _pictures(value, large, small)
         elif name in ("num_query_tokens", "image_seq_length") and value is not None:
             found[name] = 4
+        elif name == "image_seq_length":
+            found[name] = 16
     return found
 
 
