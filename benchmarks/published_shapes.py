@@ -130,6 +130,28 @@ def gemma3(
     }  # fmt: skip
 
 
+def internvl(language: str, text: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """InternViT-300M and a Qwen with a head of its own."""
+    tower = {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "attention_bias": True,
+    }  # fmt: skip
+    options = {"language": language, "image_side": 448, "patch_size": 14}
+    return {
+        "tiny": "internvl",
+        "options": options,
+        "vision": tower,
+        "text": text | {"vocab_size": vocabulary},
+    }
+
+
+def internvl3(layers: int, hidden: int, inner: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    """Over a Qwen2.5."""
+    text = llama(layers, hidden, inner, heads, kv_heads, 151674, 32768)
+    del text["head_dim"]
+    return internvl("qwen2", text | {"layer_types": ["full_attention"] * layers}, 151674)
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "gemma3-4b": {
         "tiny": "gemma3",
@@ -164,6 +186,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "llava-1.5-13b": {"tiny": "llava", "text": VICUNA_13B, "vision": CLIP},
     "llava-1.6-vicuna-7b": {"tiny": "llava-next", "options": {"image_side": 336}, "text": VICUNA_7B, "vision": CLIP},
     "llava-1.6-vicuna-13b": {"tiny": "llava-next", "options": {"image_side": 336}, "text": VICUNA_13B, "vision": CLIP},
+    "internvl3-1b": internvl3(24, 896, 4864, 14, 2),
+    "internvl3-2b": internvl3(28, 1536, 8960, 12, 2),
+    "internvl3-8b": internvl3(28, 3584, 18944, 28, 4),
+    "internvl3.5-1b": internvl("qwen3", qwen3(28, 1024, 3072, 16), 151936),
+    "internvl3.5-2b": internvl("qwen3", qwen3(28, 2048, 6144, 16), 151936),
+    "internvl3.5-4b": internvl("qwen3", qwen3(36, 2560, 9728, 32), 151936),
+    "internvl3.5-8b": internvl("qwen3", qwen3(36, 4096, 12288, 32), 151936),
     "qwen2.5-vl-3b": {
         "tiny": "qwen2.5-vl",
         "options": {"tied": True},
@@ -232,6 +261,8 @@ SOURCES = {
     "llava-1.6": "https://huggingface.co/docs/transformers/model_doc/llava_next",
     "blip2": "https://github.com/huggingface/transformers/blob/main/src/transformers/models/blip_2/"
     "convert_blip_2_original_to_pytorch.py",
+    "internvl": "https://github.com/shivangjhalani/multicoco/blob/7741240be24c5c65b3f16b1980dfdb34c1b6e3ab/InternVL3-1B_data.md; "
+    "https://github.com/OpenGVLab/InternVL/blob/5d8ab0e48dcc874f523e2723c431ebd8733bde09/internvl_chat/tools/internvl_custom2hf.py",
     "flant5-xxl": "https://github.com/OpenBMB/BMInf/blob/main/bminf/arch/t5/config.py (T5 1.1 XXL)",
     "qwen2.5-vl": "https://github.com/acproject/duorou/blob/main/docs/qwen2.5vl_graph.md",
     "qwen3": "https://github.com/Joinn99/GR/blob/e6d4479e91695f63053ea575b6ce9bd8e98b1d25/config/modified_qwen3.py; "
@@ -249,6 +280,7 @@ TOTALS = {
     "qwen2.5-0.5b": 494_032_768, "blip2-flant5": 3_942_446_592, "blip2-opt": 3_744_761_856,
     "qwen2-vl-2b": 2_208_985_600, "qwen2-vl-7b": 8_291_375_616, "qwen3-vl-2b": 2_127_532_032,
     "qwen3-vl-4b": 4_437_815_808, "qwen3-vl-8b": 8_767_123_696,
+    "internvl3-1b": 938_193_024,
     "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360,
 }  # fmt: skip
 """Parameters of published checkpoints, as their users count them; every tensor once."""

@@ -52,8 +52,9 @@ class InternVLFamily(Family):
         transformers' processor does not take either."""
         tokenizer = self.checkpoint.tokenizer
         names = ("context_image_token", "start_image_token", "end_image_token")
-        found = {name: getattr(tokenizer, name, None) for name in names}
-        for name, token in found.items():
+        found: dict[str, str] = {}
+        for name in names:
+            found[name] = token = getattr(tokenizer, name, None)  # type: ignore[assignment]
             if not isinstance(token, str):
                 raise UnsupportedModelError(
                     f"{self.checkpoint.folder}: its tokenizer has no {name}; take tokenizer_config.json from the checkpoint's "
