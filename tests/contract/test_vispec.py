@@ -9,12 +9,12 @@ import pytest
 from tests.support import vispec_sessions as sessions
 
 
-@pytest.mark.parametrize("family", ["llava", "llava-next", "qwen2.5-vl"])
+@pytest.mark.parametrize("family", ["llava", "llava-next", "qwen2.5-vl", "internvl"])
 def test_several_pictures_and_none(rigs: Callable, family: str) -> None:
     sessions.several_and_none(rigs(family, "onnxruntime"))
 
 
-@pytest.mark.parametrize("family", ["llava", "llava-next", "qwen2.5-vl"])
+@pytest.mark.parametrize("family", ["llava", "llava-next", "qwen2.5-vl", "internvl"])
 def test_a_conversation_with_pictures_late(rigs: Callable, family: str) -> None:
     sessions.conversation(rigs(family, "onnxruntime"))
 

@@ -26,7 +26,9 @@ from vlmexport.runtime.common.errors import ExportError, UnsupportedModelError, 
 
 from tests.support import tiny_models
 
-VLMS = ("llava", "llava-next", "qwen2.5-vl")
+VLMS = ("llava", "llava-next", "qwen2.5-vl", "internvl")
+WITH_TORCHVISION = ("qwen2.5-vl", "internvl")
+"""Those of them whose processor needs it."""
 
 
 @pytest.fixture(scope="module")
@@ -335,10 +337,10 @@ def test_the_template_is_the_one_that_the_processor_takes(
     checkpoint = open_checkpoint(path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     expected = tokenizer.chat_template
-    if kind != "qwen2.5-vl" or present != ("tokenizer_config.json",):
+    if kind not in WITH_TORCHVISION or present != ("tokenizer_config.json",):
         processor = transformers.ProcessorMixin.get_processor_dict(path)[0].get("chat_template")
         expected = processor or expected
-    if kind != "qwen2.5-vl":  # whose processor needs torchvision
+    if kind not in WITH_TORCHVISION:
         own = transformers.AutoProcessor.from_pretrained(path, backend="pil").chat_template
         assert own is None or own == expected
     assert family_for(checkpoint).chat_template == expected

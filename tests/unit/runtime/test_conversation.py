@@ -27,7 +27,7 @@ PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (150,
 WORDS = ("the red cup", "cup", "red")
 
 
-@pytest.fixture(params=["qwen2.5-vl", "llava", "llava-next", "llama"])
+@pytest.fixture(params=["qwen2.5-vl", "llava", "llava-next", "internvl", "llama"])
 def tiny(request: pytest.FixtureRequest, tiny_bundle: Bundles) -> TinyBundle:
     return tiny_bundle(request.param)
 
@@ -158,7 +158,9 @@ def test_conversation_needs_a_chat_template(tiny_bundle: Bundles) -> None:
 # --- pictures that were encoded once ---
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl", "llava", "llava-next", "t5", "blip2-opt", "vit-gpt2"])
+@pytest.mark.parametrize(
+    "name", ["qwen2.5-vl", "llava", "llava-next", "internvl", "t5", "blip2-opt", "vit-gpt2"]
+)
 def test_encoded_picture_replaces_the_picture(tiny_bundle: Bundles, name: str) -> None:
     with Session.load(tiny_bundle(name).path, max_batch=2, picture_cache=0) as session:
         want = session.generate(PICTURES[0], "the red cup", max_new_tokens=16)

@@ -18,6 +18,7 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import ImageInfo
 from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import get_family
+from vlmexport.runtime.families.plain import PlainText
 from vlmexport.runtime.images import processors
 from vlmexport.runtime.images.aspect_tiles import AspectTiling
 from vlmexport.runtime.images.processors import aspect_tiles, preprocess
@@ -268,6 +269,23 @@ def test_grids_are_chosen_as_the_processor_does_ties_included() -> None:
         columns, rows = get_optimal_tiled_canvas(size, (tiling.side,) * 2, tiling.min_tiles, tiling.max_tiles)
         assert tiling.grid(*size) == (rows, columns), (tiling, size)
     assert ties > 2000
+
+
+def test_typed_special_tokens_are_text_in_a_plain_text_session(tiny: TinyBundle) -> None:
+    """Those around a picture stay special: the layout writes them, not the caller."""
+    asked: dict[str, Any] = {"images": [PICTURES[1]], "max_new_tokens": TOKENS}
+    family = get_family("internvl")
+    start = tiny.bundle.tokenizer.id("<img>")
+    plain = PlainText(tiny.bundle)
+    for words, brought in (("a red cup", 0), ("a <img> cup", 1)):
+        usual = family.prepare(tiny.bundle, asked["images"], words).token_ids.tolist()
+        read = family.prepare(plain, asked["images"], words).token_ids.tolist()
+        assert (usual.count(start), read.count(start)) == (1 + brought, 1)
+        assert (usual == read) == (not brought)
+    with Session.load(tiny.path) as session:
+        same = session.generate(**asked, prompt="a red cup", plain_text=True).tokens
+        assert same == session.generate(**asked, prompt="a red cup").tokens
+        session.generate(**asked, prompt="a <img> cup", plain_text=True)
 
 
 # --- what is refused ---

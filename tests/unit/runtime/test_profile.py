@@ -43,7 +43,7 @@ from tests.support.fake_trtexec import fake_trtexec
 from tests.support.tiny_bundles import TinyBundle
 
 Bundles = Callable[[str], TinyBundle]
-FAMILIES = ("t5", "llama", "vit-gpt2", "qwen2.5-vl", "llava-next")
+FAMILIES = ("t5", "llama", "vit-gpt2", "qwen2.5-vl", "llava-next", "internvl")
 RUN = {"startEnqMs": 0.0, "endEnqMs": 0.05, "h2dMs": 0.0, "d2hMs": 0.0, "computeMs": 0.5, "latencyMs": 0.5}
 
 
