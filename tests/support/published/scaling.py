@@ -44,7 +44,7 @@ TOWERS: dict[str, dict[str, Any]] = {
     },
     "internvl_vision": {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "image_size": [112, 112], "patch_size": [14, 14],
+        "image_size": [56, 56], "patch_size": [14, 14],
     },
     "blip_2_vision_model": {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
@@ -125,7 +125,7 @@ def scaled(config: dict[str, Any], size: int, small_size: int, ids: Callable[[in
     if "mm_tokens_per_image" in found:
         found["mm_tokens_per_image"] = 4
     if "image_seq_length" in found:
-        found["image_seq_length"] = 16
+        found["image_seq_length"] = 4 if "downsample_ratio" in found else 16  # of a tile, or of a picture
     if isinstance(found.get("image_grid_pinpoints"), list):
         found["image_grid_pinpoints"] = _pictures(found["image_grid_pinpoints"], *sides(config))
     return found
@@ -162,8 +162,6 @@ def scaled_processor(settings: dict[str, Any], large: int, small: int) -> dict[s
             found[name] = _pictures(value, large, small)
         elif name in ("num_query_tokens", "image_seq_length") and value is not None:
             found[name] = 4
-        elif name == "image_seq_length":
-            found[name] = 16
     return found
 
 
