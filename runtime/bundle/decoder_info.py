@@ -15,6 +15,7 @@ from .schema import (
     checked,
     integer,
     list_of,
+    number,
     optional,
     string,
 )
@@ -49,7 +50,8 @@ class DecoderInfo(Part):
 
     Layers whose kind in `layer_types` is "sliding_attention" see the last `sliding_window` positions, a token's own
     included; null: every layer sees everything before a token. `max_block` is the most rows of a part of a prompt that
-    sees itself in both directions (a picture's, say); null: prompts are causal."""
+    sees itself in both directions (a picture's, say); null: prompts are causal. Rows of the embedding table enter the
+    decoder times `embedding_scale`; null: as they are."""
 
     num_layers: int = checked(integer(1, 1024))
     hidden_size: int = checked(integer(1, 1 << 20))
@@ -67,6 +69,7 @@ class DecoderInfo(Part):
     layer_types: list[str] | None = checked(_LAYER_TYPES, default=None)
     sliding_window: int | None = checked(optional(integer(1, 1 << 24)), default=None)
     max_block: int | None = checked(optional(integer(1, 1 << 24)), default=None)
+    embedding_scale: float | None = checked(optional(number(1e-6, 1e6)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

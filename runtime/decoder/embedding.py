@@ -29,13 +29,15 @@ class Embedding:
         hidden: HostBuffer,
         max_tokens: int,
         most_of_prompt: int,
+        scale: float | None = None,
     ):
         """`tensors` are those of `EMBEDDING`, as stored; `hidden` receives hidden states, at most `max_tokens` of them, of
-        a prompt `most_of_prompt` at a time."""
+        a prompt `most_of_prompt` at a time; `scale` is the manifest's `decoder.embedding_scale`."""
         self._engine, self._hidden = engine, hidden
         self._table, self._scales = tensors["embedding_table"], tensors.get("embedding_scales")
         self._most = most_of_prompt
         self.dtype = engine.dtype("embed", "hidden")
+        self._scale = None if scale is None else DTYPES[self.dtype].type(scale)
         self.constants = {name: engine.constant(name, tensor) for name, tensor in tensors.items()}
         """The tensors as stored, where the engine has them."""
         self._shape = self._table.shape if self._scales is None else self._table.shape[::-1]
@@ -47,7 +49,7 @@ class Embedding:
         if engine.host_memory:
             probe = np.linspace(0, self._shape[0] - 1, min(PROBES, max_tokens), dtype=np.int64)
             self.lookup = np.array_equal(self._by_graph(probe), self._by_table(probe))
-            if self.lookup and self._table.dtype == DTYPES[self.dtype]:
+            if self.lookup and scale is None and self._table.dtype == DTYPES[self.dtype]:
                 self.table = self._table
 
     @property
@@ -97,6 +99,11 @@ class Embedding:
         return out
 
     def _by_table(self, ids: np.ndarray) -> np.ndarray:
+        rows = self._rows(ids)
+        return rows if self._scale is None else np.multiply(rows, self._scale, out=rows)
+
+    def _rows(self, ids: np.ndarray) -> np.ndarray:
+        """Rows [n, E] of the table, a copy."""
         if self._scales is None:
             return widen(self._table[ids], DTYPES[self.dtype])
         scales = widen(self._scales[:, ids], DTYPES[self.dtype])  # [E / block, n]

@@ -62,7 +62,8 @@ class ForwardPasses:
         self.positions = Positions(engine, info, max_num_tokens, capacity, arena.max_batch)
         tables = {name: tensor(name) for name in embedding_tensors(manifest)}
         most = min(max_num_tokens, PREFILL_WIDTH, capacity)
-        self.embedding = Embedding(engine, tables, self._hidden[0], max_num_tokens, most)
+        scale = info.embedding_scale
+        self.embedding = Embedding(engine, tables, self._hidden[0], max_num_tokens, most, scale)
         self.deepstack = DeepStack(engine, info, max_num_tokens, hidden_dtype)
         self._encoder, self._direct = encoder, engine.host_memory
         self.cache: dict[PassKey, ForwardPass] = {}

@@ -128,7 +128,10 @@ class LayerDraft(TrainedDraft):
         }
         hidden, source = (graph.input(name) for name in ("hidden", "feature_index"))
         features = self.features_of(graph, graph.node("Gather", [hidden, source], "rows", axis=0), family)
-        inputs |= {"embedded": embeddings(graph, "next_ids", language.embedding_scale), "features": features}
+        inputs |= {
+            "embedded": embeddings(graph, "next_ids", language.decoder.embedding_scale),
+            "features": features,
+        }
         outputs = graph.call(layer, "layer.0", inputs, tensors.prefix.__add__)
         for name, value in outputs.items():
             if name != "features_out":

@@ -149,18 +149,18 @@ def build_cross_kv(
     return GraphSpec("cross_kv", "cross_kv", graph.model())
 
 
-def build_embed(store: WeightStore, scale: float = 1.0) -> GraphSpec:
+def build_embed(store: WeightStore, scale: float | None = None) -> GraphSpec:
     """The `embed` graph; the table is an input as it is stored, bound from the weights file."""
     graph = Composer("embed", store, "embed")
     graph.output("hidden", embeddings(graph, scale=scale))
     return GraphSpec("embed", "embed", graph.model())
 
 
-def embeddings(graph: Composer, ids: str = "token_ids", scale: float = 1.0) -> ir.Value:
+def embeddings(graph: Composer, ids: str = "token_ids", scale: float | None = None) -> ir.Value:
     """Declares the inputs `ids` and `embedding_table`, with scales where it consists of integers; the embeddings
     [batch, width, E] of the ids, times `scale`."""
     embeds = _rows_of_table(graph, ids)
-    if scale == 1.0:
+    if scale is None:
         return embeds
     return graph.node("Mul", [embeds, graph.constant(np.array(scale, np.float32))], "scaled_rows")
 

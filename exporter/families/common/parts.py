@@ -79,6 +79,8 @@ class DecoderShape:
     """Positions that a layer with sliding attention sees, a token's own included."""
     max_block: int | None = None
     """Most rows of a part of a prompt that sees itself in both directions; None: prompts are causal."""
+    embedding_scale: float | None = None
+    """What a row of the embedding table is multiplied by, for whoever reads it; None: nothing."""
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,6 @@ class Language:
     decoder: DecoderShape
     max_positions: int | None = None
     logit_scale: float = 1.0
-    embedding_scale: float = 1.0
-    """What a row of the embedding table is multiplied by, for whoever reads it."""
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         self.checkpoint, self.config, self.prefix, self.body = checkpoint, config, prefix, body
@@ -205,7 +203,7 @@ class Language:
     def graphs(self, cuts: Sequence[int], store: WeightStore) -> Iterator[GraphSpec]:
         """Source graphs, embed, segments, head."""
         yield from self.source_graphs(store)
-        yield build_embed(store, self.embedding_scale)
+        yield build_embed(store, self.decoder.embedding_scale)
         layer = per_layer(self._layer, self._trace_layer)
         prologues = self.prologues()
         for index, (first, last) in enumerate(itertools.pairwise(cuts)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -49,7 +50,7 @@ class Gemma3Language(LlamaLanguage):
         for name in REFUSED:
             if value := getattr(config, name, None):
                 raise UnsupportedModelError(f"{self.kind.__name__}: {name}={value!r:.40} is not supported")
-        self.embedding_scale = config.hidden_size**0.5
+        self.decoder = replace(self.decoder, embedding_scale=config.hidden_size**0.5)
 
     @property
     def ropes(self) -> dict[str, Mapping[str, Any]]:

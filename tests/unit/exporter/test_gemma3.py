@@ -159,5 +159,7 @@ def test_embeddings_are_scaled_for_every_reader(tiny_bundle: Callable[..., tuple
     ids = np.arange(5, 40)
     with Session.load(bundle) as session, torch.no_grad():
         found = session.decoder.embedding.embeddings(ids)
-        assert not session.decoder.embedding.lookup, "the table is not what enters the decoder"
+        embedding = session.decoder.embedding
+        assert embedding.lookup and embedding.table is None, "rows come from the table, but not as they are"
+        assert np.array_equal(found, embedding._by_graph(ids))
     assert np.array_equal(found, model.get_input_embeddings()(torch.from_numpy(ids)).detach().numpy())
