@@ -140,6 +140,8 @@ CONFIGURATIONS = {
     ],
 }
 """Changes of a tiny checkpoint, each with options that change its graphs."""
+SLOW = ("gemma3-text",)
+"""In `make test-all` alone: another configuration has the same layers."""
 ONCE = ("vit-gpt2", "qwen2.5-vl")
 """Compared layer by layer in every run of the tests, the others in `make test-all`: the code that does it knows no family."""
 
@@ -151,7 +153,9 @@ ONCE = ("vit-gpt2", "qwen2.5-vl")
             name,
             changes,
             memory,
-            marks=() if changes is found[-1] and (memory or name in ONCE) else pytest.mark.slow,
+            marks=()
+            if changes is found[-1] and (memory or name in ONCE) and name not in SLOW
+            else pytest.mark.slow,
         )
         for name, found in CONFIGURATIONS.items()
         for changes in found

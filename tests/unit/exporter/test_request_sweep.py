@@ -172,12 +172,17 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
 }
 FILMS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 """Read videos."""
+SLOW = ("gemma3-text",)
+"""In `make test-all` alone: other configurations have the same layers."""
 CASES = [(name, number) for name, found in CONFIGURATIONS.items() for number in range(len(found))]
 
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [pytest.param(*case, marks=() if case[1] == 1 else pytest.mark.slow) for case in CASES],
+    [
+        pytest.param(*case, marks=() if case[1] == 1 and case[0] not in SLOW else pytest.mark.slow)
+        for case in CASES
+    ],
     ids=lambda value: str(value),
 )
 def test_requests_are_answered_as_transformers_does(
