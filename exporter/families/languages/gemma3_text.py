@@ -23,7 +23,7 @@ from ...checkpoint.checkpoint import Checkpoint
 from ...graphs.hooks import replaced, rms_norm
 from ...graphs.traced_module import TraceInput, trace
 from ..common.decoder_graphs import Prologue
-from .llama import LlamaLanguage
+from .llama import DYNAMIC, LlamaLanguage
 
 REFUSED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
@@ -50,6 +50,8 @@ class Gemma3Language(LlamaLanguage):
         for name in REFUSED:
             if value := getattr(config, name, None):
                 raise UnsupportedModelError(f"{self.kind.__name__}: {name}={value!r:.40} is not supported")
+        if any(rope.get("rope_type") == DYNAMIC for rope in self.ropes.values()):
+            raise UnsupportedModelError(f"{self.kind.__name__}: rope_type {DYNAMIC!r} is not supported")
         self.decoder = replace(self.decoder, embedding_scale=config.hidden_size**0.5)
 
     @property
