@@ -143,8 +143,8 @@ class BuildRequest:
         int | None,
         Count(
             low=1, high=1 << 32, group="Input", expert=True, metavar="N",
-            help="Shrink larger pictures and frames to so many pixels, for models that take any size (qwen2.5-vl: one token "
-            "for every 784).",
+            help="Shrink larger pictures and frames to so many pixels, or cut them into fewer tiles, for models whose pictures "
+            "differ in tokens (qwen2.5-vl: one for every 784).",
         ),
     ] = None  # fmt: skip
     precision: Annotated[
