@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
@@ -110,6 +111,13 @@ def _streamed(checkpoint: Checkpoint, dtype: torch.dtype, compute: torch.dtype =
                 _loader(checkpoint, name, owned, dtype, compute), with_kwargs=True
             )
             module.register_forward_hook(_dropper(owned))
+    for module in model.modules():
+        if isinstance(
+            module, PreTrainedModel
+        ):  # its `device` is that of its first parameter, where some put what they compute
+            module.register_parameter(
+                "on_cpu", nn.Parameter(torch.empty(0, dtype=compute), requires_grad=False)
+            )
     return model.eval()
 
 
