@@ -65,6 +65,25 @@ QWEN_TEXT = {
     "max_position_embeddings": 128000,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
 }
+SIGLIP_BASE = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "image_size": 512, "patch_size": 16,
+}  # fmt: skip
+SIGLIP_SO = {
+    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "patch_size": 14,
+}  # fmt: skip
+
+
+def smolvlm(
+    scale: int, longest: int, vision: dict[str, Any], text: dict[str, Any], **options: Any
+) -> dict[str, Any]:
+    """A SmolVLM or an Idefics 3."""
+    tiled = {"scale_factor": scale, "longest": longest, **options}
+    videos = {
+        "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": vision["image_size"]}}
+    }
+    files = {} if "kind" in options else {"files": {"preprocessor_config.json": videos}}
+    return {"tiny": "smolvlm", "options": tiled, "vision": vision, "text": text, **files}
 
 
 QWEN2_VL = {
@@ -236,6 +255,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3-vl-2b": qwen3_vl(28, 2048, 6144, 16),
     "qwen3-vl-4b": qwen3_vl(36, 2560, 9728, 32),
     "qwen3-vl-8b": qwen3_vl(36, 4096, 12288, 32, large=True),
+    "smolvlm2-256m": smolvlm(4, 2048, SIGLIP_BASE, llama(30, 576, 1536, 9, 3, 49280, 8192)),
+    "smolvlm2-500m": smolvlm(4, 2048, SIGLIP_BASE, llama(32, 960, 2560, 15, 5, 49280, 8192)),
+    "smolvlm2-2.2b": smolvlm(
+        3, 1536, SIGLIP_SO | {"image_size": 384}, llama(24, 2048, 8192, 32, 32, 49280, 8192), image_side=27, patch_size=9
+    ),
+    "smolvlm-256m": smolvlm(4, 2048, SIGLIP_BASE, llama(30, 576, 1536, 9, 3, 49280, 8192), kind="idefics3"),
+    "smolvlm-500m": smolvlm(4, 2048, SIGLIP_BASE, llama(32, 960, 2560, 15, 5, 49280, 8192), kind="idefics3"),
+    "idefics3-8b": smolvlm(
+        2, 1456, SIGLIP_SO | {"image_size": 364}, llama(32, 4096, 14336, 32, 8, 128259, 10240), kind="idefics3"
+    ),
     "smollm2-135m": {"tiny": "llama-tied", "text": llama(30, 576, 1536, 9, 3, 49152, 8192)},
     "smollm2-360m": {"tiny": "llama-tied", "text": llama(32, 960, 2560, 15, 5, 49152, 8192)},
     "smollm2-1.7b": {"tiny": "llama-tied", "text": llama(24, 2048, 8192, 32, 32, 49152, 8192)},
@@ -269,6 +298,7 @@ SOURCES = {
     "tests/integration/published/checkpoints/Qwen--Qwen3-8B",
     "qwen2-vl": "tests/integration/published/checkpoints/Qwen--Qwen2-VL-2B-Instruct, Qwen--Qwen2-VL-7B-Instruct",
     "qwen3-vl": "tests/integration/published/checkpoints/Qwen--Qwen3-VL-4B-Instruct; the sizes of the 2B and 8B from memory",
+    "smolvlm": "the folders of their names in tests/integration/published/checkpoints",
     "smollm2": "https://github.com/satyasundar/erav3-s13/blob/main/README.md, "
     "https://github.com/JXL884/Entropy-aware-branching/blob/main/entropix/models/smollm.py",
 }
@@ -282,6 +312,8 @@ TOTALS = {
     "qwen3-vl-4b": 4_437_815_808, "qwen3-vl-8b": 8_767_123_696,
     "internvl3-1b": 938_193_024,
     "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360,
+    "smolvlm2-256m": 256_484_928, "smolvlm2-500m": 507_482_304, "smolvlm2-2.2b": 2_246_784_880,
+    "smolvlm-256m": 256_484_928, "smolvlm-500m": 507_482_304,
 }  # fmt: skip
 """Parameters of published checkpoints, as their users count them; every tensor once."""
 

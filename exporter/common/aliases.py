@@ -120,6 +120,42 @@ ALIASES: tuple[Alias, ...] = (
         hub_id="nvidia/Cosmos-Reason2-8B",
     ),
     Alias(
+        "smolvlm2-256m",
+        "smolvlm",
+        "SmolVLM2-256M-Video-Instruct, sees pictures and videos",
+        hub_id="HuggingFaceTB/SmolVLM2-256M-Video-Instruct",
+    ),
+    Alias(
+        "smolvlm2-500m",
+        "smolvlm",
+        "SmolVLM2-500M-Video-Instruct, sees pictures and videos",
+        hub_id="HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+    ),
+    Alias(
+        "smolvlm2-2.2b",
+        "smolvlm",
+        "SmolVLM2-2.2B-Instruct, sees pictures and videos",
+        hub_id="HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+    ),
+    Alias(
+        "smolvlm-256m",
+        "smolvlm",
+        "SmolVLM-256M-Instruct, sees pictures",
+        hub_id="HuggingFaceTB/SmolVLM-256M-Instruct",
+    ),
+    Alias(
+        "smolvlm-500m",
+        "smolvlm",
+        "SmolVLM-500M-Instruct, sees pictures",
+        hub_id="HuggingFaceTB/SmolVLM-500M-Instruct",
+    ),
+    Alias(
+        "idefics3-8b",
+        "smolvlm",
+        "Idefics3-8B with Llama 3.1, sees pictures",
+        hub_id="HuggingFaceM4/Idefics3-8B-Llama3",
+    ),
+    Alias(
         "smollm2-135m",
         "llama",
         "SmolLM2-135M-Instruct, text only",

@@ -16,6 +16,7 @@ from .llava_next import LlavaNextFamily
 from .qwen2_5_vl import Qwen2_5_VLFamily
 from .qwen2_vl import Qwen2VLFamily
 from .qwen3_vl import Qwen3VLFamily
+from .smolvlm import SmolVLMFamily
 from .t5 import T5Family
 from .vit_gpt2 import ViTGPT2Family
 
@@ -29,6 +30,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Qwen2VLFamily,
     Qwen2_5_VLFamily,
     Qwen3VLFamily,
+    SmolVLMFamily,
     T5Family,
     ViTGPT2Family,
 )

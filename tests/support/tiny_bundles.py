@@ -77,6 +77,7 @@ SEEING = (
     "qwen2-vl",
     "qwen2.5-vl",
     "qwen3-vl",
+    "smolvlm",
 )
 """Checkpoints for which there is a ViSpec draft."""
 
@@ -141,6 +142,13 @@ BUNDLES = {
         {**FUSED, "language": "qwen3", "head_dim": 32, "num_hidden_layers": 3, "vision_layers": 2},
         taps=(1, 1, 2),
     ),
+    # As many places as three pictures, or a video and its text, need.
+    "smolvlm": Recipe(
+        "smolvlm",
+        changes=FUSED,
+        limits={"max_length": 256, "max_batch": 16, "max_width": 20, "max_source": 32},
+        head="shared",
+    ),
     # Windows of 8: in each segment layers that see everything, layers that do not, or both.
     # With seed 28 a uniform falls within 2e-7 of a boundary between two tokens, which float32 does not tell apart.
     "qwen2": Recipe("qwen2", changes={**FUSED, **windowed(SLIDING, FULL), "seed": 37}),
@@ -176,6 +184,7 @@ BUNDLES = {
     "qwen2.5-vl-two-cuts": Recipe(
         "qwen2.5-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)
     ),
+    "smolvlm-two-cuts": Recipe("smolvlm", (1, 2), {**FUSED, "num_hidden_layers": 3}),
     "vit-gpt2-two-cuts": Recipe(
         "vit-gpt2", (1, 2), {"n_embd": 128, "n_head": 4, "n_layer": 3, "vision_layers": 1}
     ),
@@ -185,7 +194,7 @@ BUNDLES |= {
     for name, precision in (("t5", "float16"), ("llama", "bfloat16"), ("llama", "float16"))
     for cuts in ("", "-two-cuts")
 }
-IN_FLOAT16 = ("blip2-opt", "internvl", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "vit-gpt2")
+IN_FLOAT16 = ("blip2-opt", "internvl", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "smolvlm", "vit-gpt2")
 """What is looked at in float16 for its numbers alone."""
 
 BUNDLES |= {f"{name}-float16": replace(BUNDLES[name], precision="float16") for name in IN_FLOAT16}
@@ -208,6 +217,7 @@ EVERY_FAMILY = (
     "qwen3-vl",
     "gemma3",
     "internvl",
+    "smolvlm",
     "qwen2",
     "qwen3",
     "t5-text",

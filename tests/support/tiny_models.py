@@ -33,6 +33,7 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
@@ -54,6 +55,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3VLForConditionalGeneration,
+    SmolVLMForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     T5Tokenizer,
@@ -64,7 +66,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from tests.support import tiny_internvl, tiny_qwen_vl
+from tests.support import tiny_internvl, tiny_qwen_vl, tiny_smolvlm
 
 WORDS = (  # noqa: SIM905
     "a an the red green blue yellow cup bowl box ball robot arm table left right of on under behind and is are two three "
@@ -157,7 +159,14 @@ def _fill_llama(
 ) -> None:
     """A Llama or what is built like one, or the language model of a LLaVA, 1.5 or 1.6, or a Qwen2.5-VL."""
     config = model.config.get_text_config()
-    body: Any = getattr(model.model, "language_model", model.model)
+    body: Any = next(
+        (
+            getattr(model.model, name)
+            for name in ("language_model", "text_model")
+            if hasattr(model.model, name)
+        ),
+        model.model,
+    )
     _scale_linears(
         body, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator
     )
@@ -316,6 +325,7 @@ def _fill_blip2(model: Any, silent: tuple[int, ...], generator: torch.Generator)
     fill(model.language_model, silent, generator)
 
 
+SMOLVLM = (Idefics3ForConditionalGeneration, SmolVLMForConditionalGeneration)
 QWEN_VL = (
     Qwen2VLForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
@@ -339,6 +349,8 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     Qwen2VLForConditionalGeneration: _fill_qwen_vl,
     Qwen3VLForConditionalGeneration: _fill_qwen3_vl,
     InternVLForConditionalGeneration: lambda *given: tiny_internvl.fill(*given),
+    Idefics3ForConditionalGeneration: lambda *drawn: tiny_smolvlm.fill(*drawn),
+    SmolVLMForConditionalGeneration: lambda *drawn: tiny_smolvlm.fill(*drawn),
     VisionEncoderDecoderModel: _fill_vit_gpt2,
     Blip2ForConditionalGeneration: _fill_blip2,
     Gemma3ForCausalLM: _fill_gemma3,
@@ -697,6 +709,8 @@ def save(
     elif isinstance(model, QWEN_VL):
         tiny_qwen_vl.save_processors(model, folder)
         tokenizer.save_pretrained(folder)
+    elif isinstance(model, SMOLVLM):
+        tiny_smolvlm.save_processor(model, tokenizer, folder)
     elif isinstance(model, VisionEncoderDecoderModel):
         side = config.encoder.image_size
         ViTImageProcessorPil(
@@ -736,6 +750,8 @@ BUILDERS = {
     "qwen2-vl": lambda **options: tiny_qwen_vl.qwen2_vl(**options),
     "qwen2.5-vl": lambda **options: tiny_qwen_vl.qwen2_5_vl(**options),
     "qwen3-vl": lambda **options: tiny_qwen_vl.qwen3_vl(**options),
+    "smolvlm": lambda **options: tiny_smolvlm.smolvlm(**options),
+    "idefics3": lambda **options: tiny_smolvlm.smolvlm(kind="idefics3", **options),
     "llama": llama,
     "llama-tied": lambda **options: llama(tied=True, **options),
 }

@@ -34,6 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3-vl": {"num_hidden_layers": 5},
     "gemma3": {"num_hidden_layers": 5},
     "internvl": {"num_hidden_layers": 5},
+    "smolvlm": {"num_hidden_layers": 5},
     "qwen3": {"num_hidden_layers": 5, "tie_word_embeddings": False},
 }
 """Tiny checkpoint of every family → changes that give its decoder 5 layers. A new family is one line here."""

@@ -29,6 +29,11 @@ def marked_text(family: Family, prompt: Any, kinds: Sequence[str], media: Media)
     return text, processor_surrounds(tokenizer, text)
 
 
+def marks_in(text: str, marks: Iterable[str]) -> list[str]:
+    """Which marks stand in a prompt, in their order."""
+    return re.findall("|".join(map(re.escape, marks)), text)
+
+
 def replaced_marks(text: str, texts: Mapping[str, Iterable[str]]) -> str:
     """A prompt with `texts` in place of its marks, by mark in their order; as `ProcessorMixin.get_text_with_replacements`."""
     waiting = {mark: iter(each) for mark, each in texts.items()}

@@ -9,13 +9,14 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...common.errors import BundleError
-from . import aspect_tiles, crop, patches, square, tiles
+from . import aspect_tiles, crop, patches, split, square, tiles
 
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "blip": square.preprocess,
     "clip": crop.preprocess,
     "gemma3": square.preprocess,
     "got-ocr2": aspect_tiles.preprocess,
+    "idefics3": split.preprocess,
     "llava-next": tiles.preprocess,
     "qwen2-vl": patches.preprocess,
     "vit": square.preprocess,

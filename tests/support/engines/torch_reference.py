@@ -456,6 +456,21 @@ class Gemma3Model(Gemma3TextModel):
         return {"image_rows": self.model.get_image_features(io["pixel_values"]).pooler_output}
 
 
+class SmolVLMModel(LlavaModel):
+    """Graphs of a `smolvlm` bundle."""
+
+    @property
+    def body(self) -> Any:
+        return self.model.model.text_model
+
+    def vision(self, io: Tensors) -> Tensors:
+        return {
+            "image_rows": torch.stack(
+                self.model.get_image_features(io["pixel_values"][:, None]).pooler_output
+            )
+        }
+
+
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "llama"): LlamaModel,
     ("llama", "qwen2"): LlamaModel,
@@ -468,6 +483,7 @@ FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("qwen2-vl", "qwen2_vl_text"): WholeQwenVLModel,
     ("qwen2.5-vl", "qwen2_5_vl_text"): QwenVLModel,
     ("qwen3-vl", "qwen3_vl_text"): Qwen3VLModel,
+    ("smolvlm", "llama"): SmolVLMModel,
     ("blip2", "t5"): Blip2T5Model,
     ("blip2", "opt"): Blip2OptModel,
     ("t5", "t5"): T5Model,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -18,7 +20,9 @@ from transformers import (
     Qwen2_5_VLProcessor,
     Qwen2VLProcessor,
     Qwen3VLProcessor,
+    SmolVLMProcessor,
 )
+from transformers.models.smolvlm import processing_smolvlm
 
 from tests.support.internvl_processor import processor_of
 from tests.support.published.folders import floats_of
@@ -39,7 +43,7 @@ def _of_pictures(kind: Any) -> Any:
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             """As transformers', of what there is."""
             if argument_name == "video_processor":
-                return type(None)
+                return type(argument)
             return super().check_argument_for_proper_class(argument_name, argument)
 
     return OfPictures
@@ -50,6 +54,8 @@ OF_PICTURES = {
     "qwen2_5_vl": _of_pictures(Qwen2_5_VLProcessor),
     "qwen3_vl": _of_pictures(Qwen3VLProcessor),
 }
+IN_TILES = _of_pictures(SmolVLMProcessor)
+"""It also wants a package that writes the numbers of frames in words."""
 
 
 class Transformers:
@@ -103,6 +109,14 @@ def _processor(folder: Path, config: Any, tokenizer: Any) -> Any:
         return kind(images, tokenizer, None, chat_template=template or tokenizer.chat_template)
     if config.model_type == "internvl":
         return processor_of(folder)
+    if config.model_type == "smolvlm":
+        described = SmolVLMProcessor.get_processor_dict(folder)[0]
+        images = AutoImageProcessor.from_pretrained(folder, **options)
+        with mock.patch.object(processing_smolvlm, "num2words", str):
+            return IN_TILES(
+                images, tokenizer, SimpleNamespace(num_frames=64, fps=1), described["image_seq_len"],
+                described.get("chat_template"),
+            )  # fmt: skip
     processor = AutoProcessor.from_pretrained(folder, **options)
     # Processors of older releases leave these to the configuration; transformers warns, and asks its users to set them.
     if hasattr(config, "vision_feature_select_strategy"):

@@ -25,7 +25,7 @@ from transformers import AutoConfig
 from tests.support import tiny_models
 from tests.support.published import vocabularies
 from tests.support.published.layouts import Layout
-from tests.support.published.scaling import renumbered, scaled, scaled_processor, sides, small_ids
+from tests.support.published.scaling import renumbered, scaled, scaled_processor, sides, small_ids, tile_rows
 from tests.support.quantized_checkpoints import FORMS
 
 SEED = 44
@@ -56,7 +56,7 @@ def write(layout: Layout, folder: Path) -> Path:
 
 def small(layout: Layout, core: Tokenizer, name: str, document: dict[str, Any]) -> dict[str, Any]:
     """What one JSON file holds, at the size of a test."""
-    ids = small_ids(layout.tokens, core)
+    ids = small_ids(layout.tokens, core, layout.tokenizer["size"])
     if name == "config.json":
         return scaled(document, layout.tokenizer["size"], core.get_vocab_size(), ids)
     if name == "generation_config.json":
@@ -72,7 +72,9 @@ def small(layout: Layout, core: Tokenizer, name: str, document: dict[str, Any]) 
             }
         return found
     if name.endswith("processor_config.json"):
-        return scaled_processor(document, *sides(layout.json("config.json")))
+        config = layout.json("config.json")
+        found = scaled_processor(document, *sides(config))
+        return found | ({"image_seq_len": tile_rows(config)} if "image_seq_len" in found else {})
     return document
 
 

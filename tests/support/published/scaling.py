@@ -58,6 +58,11 @@ TOWERS: dict[str, dict[str, Any]] = {
         "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 96, "window_size": 56,
         "fullatt_block_indexes": [1],
     },
+    # Its 12 patches along a side divide by every published scale factor.
+    "smolvlm_vision": {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48,
+        "patch_size": 4,
+    },
     "qwen2_vl": {"depth": 2, "embed_dim": 32, "hidden_size": 96, "num_heads": 2},
     "qwen3_vl": {
         "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 96,
@@ -65,6 +70,7 @@ TOWERS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 TOWERS["intern_vit_6b"] = TOWERS["internvl_vision"]
+TOWERS |= dict.fromkeys(("idefics3", "idefics3_vision"), TOWERS["smolvlm_vision"])
 TOWERS |= {f"{kind}_vision": TOWERS[kind] for kind in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")}
 NOT_TEXT = ("vision_config", "qformer_config", "encoder")
 """Parts whose ids, if they name any, are of no vocabulary of text."""
@@ -158,11 +164,17 @@ def scaled_processor(settings: dict[str, Any], large: int, small: int) -> dict[s
     for name, value in settings.items():
         if isinstance(value, dict) and name.endswith("processor"):
             found[name] = scaled_processor(value, large, small)
-        elif name in ("size", "crop_size", "image_grid_pinpoints"):
+        elif name in ("size", "crop_size", "max_image_size", "image_grid_pinpoints"):
             found[name] = _pictures(value, large, small)
         elif name in ("num_query_tokens", "image_seq_length") and value is not None:
             found[name] = 4
     return found
+
+
+def tile_rows(config: dict[str, Any]) -> int:
+    """Rows of a tile at the size of a test, of a model that puts patches together."""
+    tower = TOWERS[config["vision_config"]["model_type"]]
+    return (tower["image_size"] // tower["patch_size"] // config["scale_factor"]) ** 2
 
 
 def _pictures(value: Any, large: int, small: int) -> Any:
@@ -190,7 +202,8 @@ def _each(value: Any, ids: Callable[[int], int]) -> Any:
     return ids(value) if isinstance(value, int) and value >= 0 else value
 
 
-def small_ids(tokens: dict[str, int], core: Any) -> Callable[[int], int]:
-    """A published id → that of the same token in the small tokenizer `core`; KeyError for one that the layout does not name."""
+def small_ids(tokens: dict[str, int], core: Any, size: int) -> Callable[[int], int]:
+    """A published id → that of the same token in the small tokenizer `core`; one beyond the `size` tokens of the published one
+    stays as it is. KeyError for one that the layout does not name."""
     by_id = {number: core.token_to_id(content) for content, number in tokens.items()}
-    return by_id.__getitem__
+    return lambda number: number if number >= size else by_id[number]

@@ -48,8 +48,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 @pytest.fixture(scope="module")
 def told(target: Target, tmp_path_factory: pytest.TempPathFactory) -> RecordSet:
-    """The target's answers about videos of several lengths, pictures, pairs of pictures, and nothing."""
-    folder = tmp_path_factory.mktemp("seen")
+    """The target's answers; see `answers_of`."""
+    return answers_of(target, tmp_path_factory.mktemp("seen"))
+
+
+def answers_of(target: Target, folder: Path) -> RecordSet:
+    """A target's answers about videos of several lengths, pictures, pairs of pictures, and nothing."""
     for number, frame in enumerate(FRAMES):
         frame.resize((40, 30)).save(folder / f"{number}.png")
     one = ImageRef(file=str(folder / "0.png"))
@@ -157,6 +161,23 @@ def test_what_a_layer_learned_of_videos_is_what_the_runtime_counts(
     target: Target, told: RecordSet, tmp_path: Path
 ) -> None:
     """A ViSpec layer, trained, measured and built: chains over films and pictures come out the same."""
+    compare_with_the_runtime(target, told, tmp_path)
+
+
+def test_what_a_layer_learned_of_tiles_and_frames_is_what_the_runtime_counts(tmp_path: Path) -> None:
+    """Text stands between them: each is a picture of its own, in training and in a session."""
+    tiled = make_target("smolvlm", tmp_path / "smolvlm" / "model")
+    told = answers_of(tiled, tmp_path)
+    texts = tiled.texts(list(told))
+    for record, pictures in zip(told, texts.pictures, strict=True):
+        ids = tiled.prompt(record).input_ids
+        assert sum(rows.shape[1] for _, rows in pictures) == ids.count(tiled.family.image_token_id)
+        assert all(len(rows) == 1 and rows.shape[1] == 4 for _, rows in pictures)
+    assert {len(pictures) for pictures in texts.pictures} >= {0, 3, 5}
+    compare_with_the_runtime(tiled, told, tmp_path)
+
+
+def compare_with_the_runtime(target: Target, told: RecordSet, tmp_path: Path) -> None:
     own = VispecOptions(compressed_tokens=2)
     loop = LoopOptions(steps=6, batch_size=4, lr=3e-3, warmup=1)
     train_draft(target, told, own, loop, tmp_path / "draft", told, tmp_path / "cache")

@@ -48,6 +48,7 @@ MEMORY = {WHOLE: 1 << 40, BY_LAYER: 0}
         "qwen3-vl",
         "gemma3",
         "internvl",
+        "smolvlm",
     ],
     memory=[*MEMORY],
 )
@@ -137,6 +138,10 @@ CONFIGURATIONS = {
     "qwen3": [
         {},
         {"tie_word_embeddings": False, "num_key_value_heads": 3, "head_dim": 16, "attention_bias": True},
+    ],
+    "smolvlm": [
+        {"kind": "idefics3", "image_side": 24, "scale_factor": 3, "longest": 72, "tied": True},
+        {"image_side": 28, "patch_size": 14, "scale_factor": 1, "longest": 41, "attention_bias": True},
     ],
 }
 """Changes of a tiny checkpoint, each with options that change its graphs."""

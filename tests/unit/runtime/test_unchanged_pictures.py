@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Bundles = Callable[[str], "TinyBundle"]
 PICTURES = [synthetic_image(*size) for size in ((50, 70), (150, 60), (64, 64))]
 GREY = np.full((64, 64, 3), 100, np.uint8)
-FAMILIES = ["qwen2.5-vl", "llava", "llava-next", "internvl", "blip2-opt", "t5", "vit-gpt2"]
+FAMILIES = ["qwen2.5-vl", "llava", "llava-next", "internvl", "smolvlm", "blip2-opt", "t5", "vit-gpt2"]
 CROSSING = ["t5", "vit-gpt2"]
 SHORT: dict[str, Any] = {"max_new_tokens": 12}
 QUESTIONS = ("the red cup", "the cup")

@@ -34,6 +34,7 @@ LAYERS = {
     "llava-next": r"language_model\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
     "internvl": r"language_model\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
     "qwen2.5-vl": r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
+    "smolvlm": r"model\.text_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
 }
 """Names on disk of the modules whose matrices become integers. A new family is one line here."""
 
