@@ -20,9 +20,10 @@ from ..common.published import PublishedKind, rotary_notices
 from ..common.verifier import Verifier
 from . import eagle_checkpoint
 from .eagle_network import EagleConfig, EagleNetwork
-from .layer_draft import LayerDraft, traced_layer
+from .layer_draft import LayerDraft
 from .speculators_format import SPECULATORS, model_type, of_verifier, read_eagle
 from .speculators_format import eagle_checkpoint as as_speculators
+from .traced_layer import traced_layer
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,9 @@ from ..common.published import PublishedKind, rotary_notices
 from ..common.verifier import Verifier
 from . import eagle3_checkpoint
 from .eagle3_network import ROWS, Eagle3Config, Eagle3Network
-from .layer_draft import LayerDraft, traced_layer
+from .layer_draft import LayerDraft
 from .speculators_format import SPECULATORS, model_type, of_verifier
+from .traced_layer import traced_layer
 
 if TYPE_CHECKING:
     import onnx_ir as ir

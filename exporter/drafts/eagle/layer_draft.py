@@ -6,7 +6,7 @@ The layer is an `EagleNetwork`; a kind says what enters it beside embeddings and
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,12 +22,11 @@ from .eagle_network import EagleNetwork
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from torch import nn
 
     from ...families.common.base import Family
     from ...families.common.parts import GraphSpec
     from ...graphs.composer import Composer
-    from ...graphs.traced_module import Template, TraceInput
+    from ...graphs.traced_module import Template
     from ...graphs.weights import WeightRef, WeightStore
     from ...parity.capture import Captured
     from ..common.base import Run
@@ -229,72 +228,3 @@ class LayerDraft(TrainedDraft):
 def cache_entry(num_kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:
     """`cache` in a manifest's entry of a draft with one layer that keeps keys and values."""
     return {"num_layers": 1, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "dtype": dtype}
-
-
-def traced_layer(
-    network: nn.Module,
-    drafter: Callable[[Any], EagleNetwork],
-    inputs: Sequence[TraceInput],
-    enter: Callable[..., torch.Tensor],
-) -> Template:
-    """The layer `drafter(network)` over what `enter(network, *inputs)` makes of its `inputs`, with its cache."""
-
-    def run(net: Any, *values: Any) -> torch.Tensor:
-        *given, positions, mask, kept = values
-        own = drafter(net)
-        return own.layers[0](
-            enter(net, *given),
-            attention_mask=mask,
-            position_embeddings=own.angles(positions),
-            past_key_values=kept,
-        )
-
-    config, attention = drafter(network).config, drafter(network).layers[0].self_attn
-    shape = config.num_kv_heads, config.head_dim
-    return traced_with_cache(network, attention, shape, inputs, run, "features_out")
-
-
-def traced_with_cache(
-    network: nn.Module,
-    attention: Any,
-    cache_shape: tuple[int, int],
-    inputs: Sequence[TraceInput],
-    function: Callable[..., torch.Tensor],
-    output: str,
-) -> Template:
-    """`function(network, *inputs, positions, mask, cache)` as a graph with `inputs` and those of every layer with a
-    cache, and the outputs `output` and `updated_*`.
-
-    `attention` is the network's module of transformers that attends, with a cache of `cache_shape` (key/value heads,
-    numbers of a head).
-    """
-    from transformers.models.llama import modeling_llama
-
-    from ...graphs.caches import LayerCache
-    from ...graphs.hooks import ATTENTION, export_hooks, replaced
-    from ...graphs.traced_module import TraceInput, trace
-
-    heads, size = cache_shape
-    cache = ("batch", heads, "cache", size)
-
-    def run(net: Any, *values: Any) -> tuple[torch.Tensor, ...]:
-        *given, positions, indices, mask, keys, values_ = values
-        kept = LayerCache(keys, values_, indices)
-        return function(net, *given, positions, mask, kept), kept.keys, kept.values
-
-    all_inputs = [
-        *inputs,
-        TraceInput("positions", ("batch", "width"), torch.int64),
-        TraceInput("write_indices", ("batch",), torch.int64),
-        TraceInput("attn_mask", ("batch", 1, "width", "cache"), torch.bool),
-        TraceInput("key_cache.0", cache),
-        TraceInput("value_cache.0", cache),
-    ]
-    hooks = export_hooks(rms_norms=(modeling_llama.LlamaRMSNorm,), rotary_modules=(modeling_llama,))
-    with hooks, replaced(attention.config, "_attn_implementation", ATTENTION):
-        return trace(
-            network.eval().requires_grad_(False),
-            run,
-            all_inputs,
-            (output, "updated_key_cache.0", "updated_value_cache.0"),
-        )

@@ -21,7 +21,8 @@ from ..common.draft_tensors import DraftTensors
 from ..common.published import PublishedKind, rotary_notices
 from . import vispec_checkpoint
 from .eagle_network import EagleNetwork
-from .layer_draft import LayerDraft, traced_layer
+from .layer_draft import LayerDraft
+from .traced_layer import traced_layer
 from .vispec_network import VispecConfig, VispecNetwork
 
 if TYPE_CHECKING:

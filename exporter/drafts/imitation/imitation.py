@@ -20,7 +20,8 @@ import torch
 from ..common.base import Run, SelfDraft, TrainedKind
 from ..common.cached_parity import CachedParity, side_by_side
 from ..common.trained import TrainedDraft
-from ..eagle.layer_draft import cache_entry, traced_with_cache
+from ..eagle.layer_draft import cache_entry
+from ..eagle.traced_layer import traced_with_cache
 from .imitation_network import ImitationConfig, ImitationNetwork
 
 if TYPE_CHECKING:
