@@ -7,6 +7,7 @@ shown as what it stands for. The text between two marks is this script's.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from vlmexport.runtime.bundle.draft_info import DraftInfo
 from vlmexport.runtime.bundle.draft_options import DraftCache
-from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions
+from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions, PlacedLayerOptions
 from vlmexport.runtime.drafts.eagle.vispec_options import VispecOptions
 from vlmexport.runtime.drafts.imitation.imitation_kind import ImitationOptions
 from vlmexport.runtime.drafts.layer_skip_options import SkipOptions, SkippedInfo
@@ -49,8 +50,8 @@ DRAFTS = (
     ("skipped", SkipOptions(skipped=SkippedInfo(attention=[2], mlp=[]))),
     ("imitation", ImitationOptions(cache=CACHE)),
     ("medusa", MedusaOptions(heads=131, ranks=137)),
-    ("eagle", LayerOptions(cache=CACHE, ranks=137)),
-    ("eagle3", LayerOptions(cache=CACHE, ranks=137)),
+    ("eagle", PlacedLayerOptions(cache=CACHE, ranks=137)),
+    ("eagle3", PlacedLayerOptions(cache=CACHE, ranks=137)),
     ("vispec", LayerOptions(cache=CACHE, ranks=137)),
     ("adaptor", VispecOptions(queries=139)),
 )
@@ -80,7 +81,7 @@ NOTES = {
     "skipped": "over all layers; the caches, and with cross-attention `cross_key.i` and `cross_value.i`, are those of layers "
     "whose attention is not left out; `hidden_out` enters `head`",
     "eagle3": "rows of the target have passed `fusion`",
-    "vispec": "and three more",
+    "vispec": "with one axis of positions, and three more",
     "repeats": "and one more; `logits` are also those after n-grams and words that must not come",
     "embedding_table": "bound from `weights.bin`, never a copy",
     "updated_key_cache.i": "same address as the input",
@@ -118,6 +119,7 @@ NOTES = {
     "eagle drafted": "true: the rows are features of the layer's own. False: they are rows of the target before its final "
     "norm",
     "eagle next_ids": "the token behind each place",
+    "eagle positions": "three axes where `position` in the draft's manifest entry is `mrope`: the target's own",
     "eagle key_cache.0": "`cache` in the draft's manifest entry",
     "eagle value_cache.0": "`cache` in the draft's manifest entry",
     "eagle row_index": "into the flattened places",
@@ -166,10 +168,19 @@ def manifests() -> Iterator[Any]:
         "num_layers": 3, "hidden_size": 1009, "num_heads": 101, "num_kv_heads": 103, "head_dim": 107, "mask_dtype": "bool",
         "mask_heads": 1, "cross_attention": False, "deepstack_layers": None, "layer_types": None,
     }  # fmt: skip
-    drafts = [
-        DraftInfo(name=role, kind=role, graphs={role: role}, options=options) for role, options in DRAFTS
-    ]
     for variant in VARIANTS:
+        mrope = variant["position"] == "mrope"
+        drafts = [
+            DraftInfo(
+                name=role,
+                kind=role,
+                graphs={role: role},
+                options=dataclasses.replace(options, position="mrope")
+                if mrope and isinstance(options, PlacedLayerOptions)
+                else options,
+            )
+            for role, options in DRAFTS
+        ]
         yield SimpleNamespace(
             decoder=SimpleNamespace(**shape | variant),
             encoder=SimpleNamespace(num_heads=109),

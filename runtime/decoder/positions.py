@@ -22,6 +22,19 @@ def next_position(positions: np.ndarray) -> int:
     return int(positions[-2:, -1].max()) + 1
 
 
+def positions_of_slots(prompt: np.ndarray | None, slots: np.ndarray) -> np.ndarray:
+    """Where tokens in `slots` int64 [n] of a sequence stand: int64 [axes, n].
+
+    `prompt` int64 [axes, tokens] are the positions of its prompt; text stands behind it. None: positions count slots,
+    [1, n].
+    """
+    if prompt is None:
+        return slots[None]
+    count = prompt.shape[1]
+    behind = slots + (next_position(prompt) - count)
+    return np.where(slots < count, prompt[:, np.minimum(slots, count - 1)], behind)
+
+
 class Positions:
     """int64 [batch, width], or [3, batch, width] with M-RoPE: the buffer that all passes share, and each sequence's
     offset.

@@ -123,13 +123,15 @@ def layers_interface(
     return inputs, caches(manifest, attention, "updated_") | {"hidden_out": hidden_states(manifest)}
 
 
-def own_layer(manifest: Manifest, cache: DraftCache) -> tuple[Values, Values]:
-    """What every graph takes and gives that is one layer with keys and values of its own: where its tokens stand, what
-    they see, and the cache."""
+def own_layer(manifest: Manifest, cache: DraftCache, position: str = "rotary") -> tuple[Values, Values]:
+    """What every graph takes and gives that is one layer with keys and values of its own: where its tokens stand, by
+    positions of the kind `position`, what they see, and the cache."""
+    positions = positions_shape(position, 0)
+    assert positions is not None, f"a layer of its own does not read positions of the kind {position}"
     shape: Shape = ("batch", cache.num_kv_heads, "cache", cache.head_dim)
     own = dict.fromkeys(("key_cache.0", "value_cache.0"), (manifest.cache_dtype, shape))
     inputs: Values = {
-        "positions": ("int64", ("batch", "width")),
+        "positions": ("int64", positions),
         "write_indices": ("int64", ("batch",)),
         "attn_mask": ("bool", ("batch", 1, "width", "cache")),
         **own,

@@ -194,7 +194,7 @@ class ActiveRequest:
             hidden_states = decoder.embed(ids[reused:], image_embeds, image_positions)
             if prepared.image_positions is not None:
                 sequence.barred = frozenset(ids[prepared.image_positions].tolist())
-        sequence.prompt_ids = ids.tolist()
+        sequence.prompt_ids, sequence.prompt_positions = ids.tolist(), prepared.positions
         sequence.processors = Processors.from_info(
             self._generation, manifest.text.eos_token_ids, sequence.prompt_ids, sequence.grammar
         )

@@ -70,6 +70,8 @@ class Sequence:
     grammar: GrammarMatcher | None = None
     """What the answer must be; `processors` mask by it."""
     batch_index: int = 0
+    prompt_positions: np.ndarray | None = None
+    """int64 [axes, n] of the prompt's tokens; None: they count from 0."""
     tokens: list[int] = field(default_factory=list)
     """Emitted so far; the last one is pending: not in the cache yet."""
     finish_reason: str | None = None

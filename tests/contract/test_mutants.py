@@ -722,6 +722,18 @@ MUTANTS = {
     "eagle3: growth one position late": Mutant(
         eagle.growth_one_position_late, {"eagle3": table("eagle3")}, TAPPED
     ),
+    "eagle3: one axis of positions": Mutant(
+        eagle.one_axis_of_positions, {"eagle3": table("eagle3")}, ("qwen2.5-vl", "qwen3-vl")
+    ),
+    "eagle: one axis of positions": Mutant(
+        eagle.one_axis_of_positions, {"eagle": table("eagle")}, ("qwen2-vl",)
+    ),
+    "eagle: text behind pictures counts slots": Mutant(
+        eagle.text_counts_slots, {"eagle": table("eagle")}, ("qwen2-vl",)
+    ),
+    "eagle: chains on a device count slots": Mutant(
+        eagle.chains_count_slots, {"drafts": same_drafts}, ("qwen2-vl",)
+    ),
     "no global feature": Mutant(vispec.no_global_feature, {"vispec": table("vispec")}, SEES),
     "no global feature in prompts": Mutant(
         vispec.no_global_feature_in_prompts, {"vispec": table("vispec")}, SEES

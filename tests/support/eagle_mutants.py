@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.exporter.drafts.eagle.eagle import D2T
+from vlmexport.runtime.decoder import positions
+from vlmexport.runtime.drafts.eagle import eagle
 from vlmexport.runtime.drafts.eagle.dynamic_tree import Growth
 from vlmexport.runtime.drafts.eagle.eagle import Eagle
 from vlmexport.runtime.drafts.eagle.layer_pass import EaglePass
@@ -76,9 +78,30 @@ def growth_one_position_late(patch: Patch) -> None:
     """Nodes that grow stand one position too far."""
 
     def change(self: Any, batch: int, width: int) -> None:
-        self._positions.host((batch, width))[...] += 1
+        self.positions((batch, width))[...] += 1
 
     _changed_pass(patch, True, change)
+
+
+def one_axis_of_positions(patch: Patch) -> None:
+    """A layer with axes is given the slots of pairs, as one without."""
+    patch.setattr(eagle, "positions_of_slots", lambda prompt, slots: slots[None])
+
+
+def text_counts_slots(patch: Patch) -> None:
+    """Text behind a picture stands where its slots are, not behind the picture."""
+    patch.setattr(positions, "next_position", lambda known: known.shape[1])
+
+
+def chains_count_slots(patch: Patch) -> None:
+    """What a device drafts by itself stands at slots, behind pairs that do not."""
+    inputs = EaglePass.chain_inputs
+
+    def wrong(self: Any, width: int, count: int, start: int, placed: Any, *given: Any) -> Any:
+        slots = np.broadcast_to(start + np.arange(placed.shape[1]), placed.shape)
+        return inputs(self, width, count, start, slots, *given)
+
+    patch.setattr(EaglePass, "chain_inputs", wrong)
 
 
 def normed_twice(patch: Patch) -> None:

@@ -10,6 +10,7 @@ from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.eagle.dynamic_tree import expansions
 from vlmexport.runtime.speedup.budget import Budget
 
+from tests.support.mrope_angles import angles_of
 from tests.support.oracle import Request
 from tests.support.rig import Rig
 
@@ -31,7 +32,11 @@ class Growing:
         count = past[0].shape[2]
         mask = torch.ones(1, 1, 1, count + 1, dtype=torch.bool)
         embedded = self.embed(torch.tensor([path[-1:]]))
-        return self.network(embedded, feature, torch.tensor([[count]]), mask, past)
+        return self.network(embedded, feature, self.place(count), mask, past)
+
+    def place(self, slot: int) -> torch.Tensor:
+        """The position behind `slot` others, as the layer takes it."""
+        return torch.tensor([[slot]])
 
     @torch.inference_mode()
     def after(self, path: Path, ranks: int) -> list[tuple[int, float]]:
@@ -72,8 +77,16 @@ class EagleOracle(Growing):
         assert len(features) == len(ids) - 1
         mask = torch.ones(len(features), len(features), dtype=torch.bool).tril()[None, None]
         places = torch.arange(len(features))[None]
+        if network.config.axes > 1:  # transformers' own
+            places = rig.oracle.positions(request, tokens[:-1])
+            network.angles = lambda places: angles_of(network.config, places)
+        self.last = places[..., -1:]
         rows, past = network(self.embed(torch.tensor([ids[1:]])), features[None], places, mask)
         self.known = {(): (rows[:, -1:], past)}
+
+    def place(self, slot: int) -> torch.Tensor:
+        known = self.known[()][1][0].shape[2]
+        return self.last + (slot - known + 1)
 
     def features(self, rig: Rig, request: Request, tokens: Items[int]) -> torch.Tensor:
         """What the layer goes on from at every position up to the last of `tokens`, [n, E]."""

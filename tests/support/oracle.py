@@ -125,6 +125,22 @@ class Oracle:
         """The last row [1, E] after decoder layer `layer`, before any final norm."""
         return self.rows_after(request, tokens, layer)[-1:]
 
+    def positions(self, request: Request, tokens: Sequence[int]) -> torch.Tensor:
+        """Positions with axes int64 [axes, 1, n] of the prompt and `tokens`, as its rotary module is given them."""
+        seen: list[torch.Tensor] = []
+        hook = self.stack.rotary_emb.register_forward_pre_hook(
+            lambda _module, given, named: seen.append(
+                named["position_ids"] if "position_ids" in named else given[1]
+            ),
+            with_kwargs=True,
+        )
+        try:
+            with torch.inference_mode():
+                self.model(**self._inputs(request, tuple(tokens)), use_cache=False)
+        finally:
+            hook.remove()
+        return seen[0].clone()
+
     def rows_after(self, request: Request, tokens: Sequence[int], layer: int) -> torch.Tensor:
         """Rows [n, E] after decoder layer `layer` at every position up to the last of `tokens`: what the next layer reads,
         or the final norm."""

@@ -224,6 +224,8 @@ class Rig:
             decoder.encode(row, rows)
             rows = decoder.embed(np.array(self.first_ids(request), np.int64))
         positions = self.positions(request, len(rows))
+        if sequence is not None:
+            sequence.prompt_positions = positions
         return decoder.prefill(rows, row, positions, on_rows, self.blocks(request))
 
     def start_batch(self, requests: Sequence[Request]) -> None:

@@ -58,6 +58,8 @@ class Recipe:
     """Layers whose rows an EAGLE-3 layer reads, where there is one."""
     weights: str | None = None
     """What the target's matrices are rounded to."""
+    placed: tuple[str, ...] = ()
+    """Layers of its own, `eagle` and `eagle3`, whose positions are the target's, with three axes (`MROPE`)."""
 
     @property
     def sees(self) -> bool:
@@ -80,6 +82,12 @@ SEEING = (
     "smolvlm",
 )
 """Checkpoints for which there is a ViSpec draft."""
+
+MROPE: dict[str, dict[str, Any]] = {
+    **{name: {"mrope_section": (2, 3, 3)} for name in ("qwen2-vl", "qwen2.5-vl")},
+    "qwen3-vl": {"mrope_section": (3, 3, 2), "mrope_interleaved": True},
+}
+"""By checkpoint how the eight angles of such a layer turn with three axes; as in the target behind one another, or not."""
 
 FUSED: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 FUSED_OPT: dict[str, Any] = {"hidden_size": 128, "word_embed_proj_dim": 128, "num_attention_heads": 4}
@@ -127,6 +135,7 @@ BUNDLES = {
         changes={**FUSED, "seed": 30},
         head="shared",
         taps=(1, 1, 1),
+        placed=("eagle3",),
     ),
     # As many places as two pictures of 13 tiles and some words need.
     "internvl": Recipe(
@@ -172,17 +181,29 @@ BUNDLES = {
     ),
     "llava-two-cuts": Recipe("llava", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "llava-next-two-cuts": Recipe("llava-next", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
-    "qwen2-vl": Recipe("qwen2-vl", changes={**FUSED, "seed": 30}, head="shared", taps=(1, 1, 1)),
+    "qwen2-vl": Recipe(
+        "qwen2-vl", changes={**FUSED, "seed": 30}, head="shared", taps=(1, 1, 1), placed=("eagle",)
+    ),
     # A cut lies between the layers behind which embeddings of pictures are added.
-    "qwen3-vl": Recipe("qwen3-vl", changes={**FUSED, "seed": 50}, head="shared", taps=(1, 1, 1)),
+    "qwen3-vl": Recipe(
+        "qwen3-vl", changes={**FUSED, "seed": 50}, head="shared", taps=(1, 1, 1), placed=("eagle3",)
+    ),
     "qwen2-vl-two-cuts": Recipe(
         "qwen2-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)
     ),
     "qwen3-vl-two-cuts": Recipe(
-        "qwen3-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 50}, taps=(1, 1, 2)
+        "qwen3-vl",
+        (1, 2),
+        {**FUSED, "num_hidden_layers": 3, "seed": 50},
+        taps=(1, 1, 2),
+        placed=("eagle", "eagle3"),
     ),
     "qwen2.5-vl-two-cuts": Recipe(
-        "qwen2.5-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)
+        "qwen2.5-vl",
+        (1, 2),
+        {**FUSED, "num_hidden_layers": 3, "seed": 30},
+        taps=(1, 1, 2),
+        placed=("eagle", "eagle3"),
     ),
     "smolvlm-two-cuts": Recipe("smolvlm", (1, 2), {**FUSED, "num_hidden_layers": 3}),
     "vit-gpt2-two-cuts": Recipe(
@@ -342,14 +363,19 @@ def untrained_heads(checkpoint: Path, folder: Path, head: str = "own", seed: int
     return folder
 
 
-def untrained_layer(checkpoint: Path, folder: Path, head: str = "shared", seed: int = 13) -> Path:
-    """Writes an EAGLE layer for `checkpoint` with random weights; its shape is not that of the target's layers."""
+def untrained_layer(
+    checkpoint: Path, folder: Path, head: str = "shared", seed: int = 13, **axes: Any
+) -> Path:
+    """Writes an EAGLE layer for `checkpoint` with random weights; its shape is not that of the target's layers. `axes`:
+    a value of `MROPE`."""
     source = open_checkpoint(str(checkpoint))
     language = family_for(source).language
     vocabulary, width = language.head.shape
     trimmed = 2 * vocabulary // 3 if head == "trimmed" else None
     with seeded(seed) as generator:
-        network = EagleNetwork(EagleConfig(width, vocabulary, 4, 2, 16, 96, head=head, trimmed=trimmed))
+        network = EagleNetwork(
+            EagleConfig(width, vocabulary, 4, 2, 16, 96, head=head, trimmed=trimmed, **axes)
+        )
         stir(network, generator, 1.5 / width**0.5)
         if trimmed is not None:
             network.d2t.copy_(torch.randperm(vocabulary, generator=generator)[:trimmed])
@@ -359,15 +385,15 @@ def untrained_layer(checkpoint: Path, folder: Path, head: str = "shared", seed: 
 
 
 def untrained_wide(
-    checkpoint: Path, folder: Path, taps: tuple[int, int, int], head: str = "own", seed: int = 15
+    checkpoint: Path, folder: Path, taps: tuple[int, int, int], head: str = "own", seed: int = 15, **axes: Any
 ) -> Path:
-    """Writes an EAGLE-3 layer for `checkpoint` with random weights, its head `trimmed` or not."""
+    """Writes an EAGLE-3 layer for `checkpoint` with random weights, its head `trimmed` or not; `axes`: a value of `MROPE`."""
     source = open_checkpoint(str(checkpoint))
     language = family_for(source).language
     vocabulary, width = language.head.shape
     trimmed = 2 * vocabulary // 3 if head == "trimmed" else None
     options = {"head": "trimmed", "trimmed": trimmed} if trimmed else {}
-    config = Eagle3Config(width, vocabulary, 4, 2, 16, 96, taps=taps, **options)
+    config = Eagle3Config(width, vocabulary, 4, 2, 16, 96, taps=taps, **options, **axes)
     with seeded(seed) as generator:
         network = Eagle3Network(config)
         stir(network, generator, 1.5 / width**0.5)
@@ -433,12 +459,14 @@ def build(name: str, folder: Path) -> TinyBundle:
         for n in recipe.draft_layers
     ]
     drafts.append(str(untrained_heads(checkpoint, folder / "medusa", recipe.head)))
-    drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head)))
+    axes = {kind: MROPE[recipe.checkpoint] if kind in recipe.placed else {} for kind in ("eagle", "eagle3")}
+    drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head, **axes["eagle"])))
     drafts.append(str(without_sublayers(checkpoint, folder / "draft-and-verify")))
     if recipe.sees:
         drafts.append(str(untrained_vispec(checkpoint, folder / "vispec", recipe.head)))
     if recipe.taps is not None:
-        drafts.append(str(untrained_wide(checkpoint, folder / "eagle3", recipe.taps, recipe.head)))
+        wide = untrained_wide(checkpoint, folder / "eagle3", recipe.taps, recipe.head, **axes["eagle3"])
+        drafts.append(str(wide))
     # The contract suite compares with transformers itself, far more closely than the build does.
     build_bundle(
         BuildRequest(

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def rotary_angles(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """(cos, sin) [B, T, head_dim / 2] float32 of positions int64 [B, T]."""
+def rotary_angles(
+    positions: Tensor, head_dim: int, base: float, axes: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [B, T, head_dim / 2] float32 of positions int64 [B, T], or with `axes` of positions int64 [3, B, T]: angle i
+    turns with the axis `axes[i]` (`mrope_axes`)."""
     powers = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions[..., None].to(torch.float32) * base**-powers
+    if axes is None:
+        placed = positions[..., None]
+    else:
+        placed = positions.index_select(0, torch.tensor(axes, device=positions.device)).permute(1, 2, 0)
+    angles = placed.to(torch.float32) * base**-powers
     return angles.cos(), angles.sin()
+
+
+def mrope_axes(sections: Sequence[int], interleaved: bool, angles: int) -> list[int]:
+    """Which axis of M-RoPE's positions (time, height, width) each of a head's angles turns with.
+
+    `sections` counts angles by axis. They lie one behind the other (Qwen2-VL, arXiv 2409.12191), or `interleaved`: every third
+    angle is height's, and every third width's, as far as their sections go, and all others are time's (Qwen3-VL, arXiv 2511.21631).
+    """
+    if interleaved:
+        return [i % 3 if i % 3 and i < 3 * sections[i % 3] else 0 for i in range(angles)]
+    return [axis for axis, count in enumerate(sections) for _ in range(count)]
 
 
 class Joined:

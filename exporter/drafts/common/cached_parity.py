@@ -17,9 +17,14 @@ class CachedParity:
 
     Args:
         batch, count: texts, and positions of each. heads, size: of keys and values.
+        placed: positions with axes int64 [axes, batch, count]; None: they count.
     """
 
-    def __init__(self, batch: int, count: int, heads: int, size: int) -> None:
+    def __init__(
+        self, batch: int, count: int, heads: int, size: int, placed: np.ndarray | None = None
+    ) -> None:
+        counting = np.broadcast_to(np.arange(count, dtype=np.int64), (batch, count))
+        self._placed = counting if placed is None else placed
         self._batch, self._heads, self._size, self._capacity = batch, heads, size, count + 5
         # What lies beyond the positions of a pass is hidden, whatever it is.
         cache = np.random.default_rng(5).standard_normal((batch, heads, self._capacity, size), np.float32)
@@ -33,11 +38,15 @@ class CachedParity:
         """What positions start … end − 1 see: bool [end − start, capacity]."""
         return np.arange(self._capacity) <= np.arange(start, end)[:, None]
 
+    def positions(self, start: int, end: int) -> np.ndarray:
+        """As a pass over positions start … end − 1 takes them: int64 [batch, end − start], or [axes, …]."""
+        return self._placed[..., start:end].copy()
+
     def inputs(self, start: int, end: int) -> dict[str, np.ndarray]:
         """What a pass over positions start … end − 1 takes beside its hidden states."""
-        width, seen = end - start, self.seen(start, end)
+        seen = self.seen(start, end)
         return {
-            "positions": np.broadcast_to(np.arange(start, end, dtype=np.int64), (self._batch, width)).copy(),
+            "positions": self.positions(start, end),
             "write_indices": np.full(self._batch, start, np.int64),
             "attn_mask": np.broadcast_to(seen, (self._batch, 1, *seen.shape)).copy(),
             **self._caches,

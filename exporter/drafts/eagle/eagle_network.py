@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ....runtime.common.errors import OptionError
-from ..common.attention_cache import Joined, rotary_angles
+from ..common.attention_cache import Joined, mrope_axes, rotary_angles
 from ..common.trained import WIDEST, check_number, check_width
 
 HEADS = ("own", "shared", "trimmed")
@@ -46,7 +46,10 @@ class EagleConfig:
     trimmed: int | None = None
     qkv_bias: bool = False
     """Whether queries, keys and values have biases, as those of the draft published for Qwen2 have."""
-    added: ClassVar[tuple[str, ...]] = ("qkv_bias",)
+    mrope_section: tuple[int, ...] | None = None
+    """Of rotary positions with three axes, the target's: how many angles turn with each (`mrope_axes`). None: with one axis."""
+    mrope_interleaved: bool = False
+    added: ClassVar[tuple[str, ...]] = ("qkv_bias", "mrope_section", "mrope_interleaved")
     """See `described`."""
 
     def __post_init__(self) -> None:
@@ -71,7 +74,7 @@ class EagleConfig:
             raise OptionError(f"EAGLE: head_dim {self.head_dim} is odd, rotary positions need pairs")
         check_number("EAGLE: rope_theta", self.rope_theta, 1.0, LARGEST_BASE)
         check_number("EAGLE: norm_eps", self.norm_eps, SMALLEST_EPS, 1.0)
-        for name in ("fc_bias", "qkv_bias"):
+        for name in ("fc_bias", "qkv_bias", "mrope_interleaved"):
             if type(getattr(self, name)) is not bool:
                 raise OptionError(f"EAGLE: {name} {getattr(self, name)!r:.40} is neither true nor false")
         if self.head not in HEADS:
@@ -84,6 +87,29 @@ class EagleConfig:
             raise OptionError(
                 f"EAGLE: a trimmed vocabulary of {self.trimmed!r:.40} of {self.vocab_size} tokens"
             )
+
+        self._check_sections()
+
+    def _check_sections(self) -> None:
+        sections = self.mrope_section
+        if sections is None:
+            if self.mrope_interleaved:
+                raise OptionError("EAGLE: mrope_interleaved without mrope_section; give both or neither")
+            return
+        half = self.head_dim // 2
+        known = isinstance(sections, list | tuple) and len(sections) == 3
+        if not known or not all(type(count) is int and 0 <= count <= 8192 for count in sections):
+            raise OptionError(f"EAGLE: mrope_section {sections!r:.80} is not three numbers")
+        if not self.mrope_interleaved and sum(sections) != half:
+            raise OptionError(
+                f"EAGLE: mrope_section {sections!r:.80} is not three numbers whose sum is {half}, half a head"
+            )
+        object.__setattr__(self, "mrope_section", tuple(sections))
+
+    @property
+    def axes(self) -> int:
+        """Of a position: 1, or 3 with M-RoPE."""
+        return 1 if self.mrope_section is None else len(self.mrope_section)
 
     @property
     def proposed(self) -> int:
@@ -148,8 +174,11 @@ class EagleNetwork(nn.Module):
         return features
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [B, T, head_dim / 2] float32 of positions int64 [B, T]."""
-        return rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
+        """(cos, sin) [B, T, head_dim / 2] float32 of positions int64 [B, T], with M-RoPE [3, B, T]."""
+        config, axes = self.config, None
+        if config.mrope_section is not None:
+            axes = mrope_axes(config.mrope_section, config.mrope_interleaved, config.head_dim // 2)
+        return rotary_angles(positions, config.head_dim, config.rope_theta, axes)
 
     def joined(self, embedded: Tensor, features: Tensor) -> Tensor:
         """What enters the layer, [B, T, E], of embeddings and features [B, T, E]."""
@@ -165,8 +194,8 @@ class EagleNetwork(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """(features [B, T, E] of the next positions, keys and values of all S + T).
 
-        `embedded` and `features` [B, T, E], `positions` int64 [B, T], `mask` bool [B, 1, T, S + T] (True: visible), `past`
-        keys and values [B, kv heads, S, head_dim].
+        `embedded` and `features` [B, T, E], `positions` int64 [B, T] or with M-RoPE [3, B, T], `mask` bool [B, 1, T, S + T]
+        (True: visible), `past` keys and values [B, kv heads, S, head_dim].
         """
         return self.attended(self.joined(embedded, features), positions, mask, past)
 

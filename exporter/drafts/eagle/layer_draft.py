@@ -87,7 +87,9 @@ class LayerDraft(TrainedDraft):
         config = self.drafter.config
         cache = cache_entry(config.num_kv_heads, config.head_dim, weights_dtype)
         vocabulary = None if config.trimmed is None else {"size": config.trimmed, "d2t": self.d2t}
-        return super().entry(weights_dtype) | {"ranks": self.ranks, "cache": cache, "vocabulary": vocabulary}
+        placed = {} if config.mrope_section is None else {"position": "mrope"}
+        own = {"ranks": self.ranks, "cache": cache, "vocabulary": vocabulary, **placed}
+        return super().entry(weights_dtype) | own
 
     def tensors(self, family: Family) -> dict[str, WeightRef]:
         """Two TensorRT plans cannot share a weight: the LM head of two graphs is handed to both."""
@@ -160,6 +162,15 @@ class LayerDraft(TrainedDraft):
             "Where", [graph.input("drafted"), hidden_states, norm.applied(graph, hidden_states)], "features"
         )
 
+    def export_notices(self, family: Family) -> list[str]:
+        sections = self.drafter.config.mrope_section
+        if sections is None:
+            return []
+        return [
+            f"this layer's rotary positions have three axes (mrope_section {list(sections)}), as config.json says; who reads the "
+            "checkpoint as a Llama's layer turns with one, and drafts less well behind pictures"
+        ]
+
     def before_head(self, graph: Composer, hidden_states: ir.Value, name: Callable[[str], str]) -> ir.Value:
         """What the LM head reads of `hidden_states` [N, E] that the layer gave; `name` maps its parameters to stored tensors."""
         return hidden_states
@@ -187,7 +198,8 @@ class LayerDraft(TrainedDraft):
         first = count // 2
         embedded = torch.from_numpy(captured.embedded)
         table = None if captured.lm_head is None else torch.from_numpy(captured.lm_head)
-        kept = CachedParity(batch, count, config.num_kv_heads, config.head_dim)
+        placed = None if config.axes == 1 else positions_with_axes(captured, config.axes)
+        kept = CachedParity(batch, count, config.num_kv_heads, config.head_dim, placed)
         for start, end, drafted in ((0, first, False), (first, count, True)):
             places = np.arange(start, end, dtype=np.int64)
             source = np.arange(batch)[:, None] * count + places
@@ -206,7 +218,7 @@ class LayerDraft(TrainedDraft):
                 }
             )
             mask = torch.from_numpy(kept.seen(start, end)[None, None, :, :end].copy())
-            positions = torch.from_numpy(places)[None]
+            positions = torch.from_numpy(kept.positions(start, end))
 
             def layer(net: Any, embedded: Any, features: Any, keys: Any, values: Any) -> torch.Tensor:
                 before = None if keys is None else (keys, values)
@@ -223,6 +235,14 @@ class LayerDraft(TrainedDraft):
             logits, logits_error = with_error(network, likely, [head_input[0], table], [head_input[1]])
             d2t = None if config.trimmed is None else self.drafter.d2t.numpy()
             yield from compare_ranked(outputs, logits.numpy(), logits_error.numpy(), d2t, config.vocab_size)
+
+
+def positions_with_axes(captured: Captured, axes: int) -> np.ndarray:
+    """Those of the target, int64 [axes, B, N]; of one whose positions count, the same on every axis."""
+    if captured.positions is not None:
+        return captured.positions
+    batch, count = captured.token_ids.shape
+    return np.broadcast_to(np.arange(count, dtype=np.int64), (axes, batch, count))
 
 
 def cache_entry(num_kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:

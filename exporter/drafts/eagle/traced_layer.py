@@ -34,7 +34,7 @@ def traced_layer(
 
     config, attention = drafter(network).config, drafter(network).layers[0].self_attn
     shape = config.num_kv_heads, config.head_dim
-    return traced_with_cache(network, attention, shape, inputs, run, "features_out")
+    return traced_with_cache(network, attention, shape, inputs, run, "features_out", config.axes)
 
 
 def traced_with_cache(
@@ -44,9 +44,10 @@ def traced_with_cache(
     inputs: Sequence[TraceInput],
     function: Callable[..., torch.Tensor],
     output: str,
+    axes: int = 1,
 ) -> Template:
     """`function(network, *inputs, positions, mask, cache)` as a graph with `inputs` and those of every layer with a
-    cache, and the outputs `output` and `updated_*`.
+    cache, and the outputs `output` and `updated_*`; positions have so many `axes`.
 
     `attention` is the network's module of transformers that attends, with a cache of `cache_shape` (key/value heads,
     numbers of a head).
@@ -67,7 +68,7 @@ def traced_with_cache(
 
     all_inputs = [
         *inputs,
-        TraceInput("positions", ("batch", "width"), torch.int64),
+        TraceInput("positions", (*((axes,) if axes > 1 else ()), "batch", "width"), torch.int64),
         TraceInput("write_indices", ("batch",), torch.int64),
         TraceInput("attn_mask", ("batch", 1, "width", "cache"), torch.bool),
         TraceInput("key_cache.0", cache),

@@ -32,6 +32,8 @@ class VispecConfig:
     adaptor_bias: bool = False
 
     def __post_init__(self) -> None:
+        if self.layer.mrope_section is not None:
+            raise OptionError("ViSpec: mrope_section of its layer; its positions have one axis")
         if type(self.queries) is not int or not 2 <= self.queries <= MOST_QUERIES:
             raise OptionError(f"ViSpec: {self.queries!r:.40} queries are not in 2..{MOST_QUERIES}")
         heads, width = self.adaptor_heads, self.layer.hidden_size

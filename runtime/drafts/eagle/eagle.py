@@ -1,8 +1,9 @@
 """EAGLE: a layer of its own goes on from the target's features (Li et al., arXiv 2401.15077; trees: EAGLE-2, arXiv
 2406.16858).
 
-Pair i, the target's feature of position i with token i + 1, lies in slot i of the layer's own keys and values, at
-position i; a kind that leaves pairs out has them closer together, at the same positions. A cycle first runs the pairs
+Pair i, the target's feature of token i with token i + 1, lies in slot i of the layer's own keys and values, at position
+i, or where the layer reads positions with axes at the target's own of token i; a kind that leaves pairs out has them
+closer together, at the same positions. A cycle first runs the pairs
 that the last one made known, with the target's features (those that the layer had given in their place are never kept);
 the last of them has the pending token. From there the tree grows level by level in the slots behind, out of the layer's
 own features: nobody needs to take them back.
@@ -23,6 +24,7 @@ from ...common.foreign_errors import raise_if_foreign
 from ...decoder.device.draft_chain import DeviceChain
 from ...decoder.forward_pass import PREFILL_STEP
 from ...decoder.logits import not_finite
+from ...decoder.positions import positions_of_slots
 from ...decoder.token_tree import TokenTree
 from ...engines.base import DTYPES, Call, View
 from ...speculative.proposer import Proposer
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 
 _Pairs = tuple[np.ndarray, np.ndarray]
-"""Positions of pairs, and the indices of their features, int64 [n] each."""
+"""Which pairs of a sequence, and the indices of their features, int64 [n] each."""
 
 
 @dataclass
@@ -101,7 +103,7 @@ class Eagle(Proposer):
         self._waiting: list[int] = []
         """How many of each place wait."""
         self._next: list[int] = []
-        """Position of each place's next pair."""
+        """Each place's next pair."""
         self._ended: Sequence | None = None
         """The only sequence that is open, after its end: the next request may go on behind its slots."""
         self._resumed = False
@@ -191,10 +193,11 @@ class Eagle(Proposer):
         # Of one width whatever was accepted, so that few programs serve; what lies beyond the pairs is overwritten.
         width = max(waiting, count + 1)
         arena.reserve(max(width, waiting + count - 1), 0)
-        positions, feature_index = self._waiting_pairs(0)
+        pairs, feature_index = self._waiting_pairs(0)
         start, first = arena.lengths[0], self._next[0]
+        positions = self._positions(sequence, first + np.arange(waiting + count - 1))
         sent = self._pass.chain_inputs(
-            width, count, start, first, feature_index, _tokens(sequence, positions)
+            width, count, start, positions, feature_index, _tokens(sequence, pairs)
         )
         arena.advance(waiting, 0)
         self._next[0], self._waiting[0] = first + waiting, 0
@@ -265,10 +268,17 @@ class Eagle(Proposer):
         count = np.arange(self._waiting[batch_index])
         return self._next[batch_index] + count, batch_index * self._slots + count
 
+    def _positions(self, sequence: Sequence, pairs: np.ndarray) -> np.ndarray:
+        """Of these pairs of a sequence, also of ones that are drafted: int64 [axes, n]."""
+        if self._pass.axes == 1:
+            return pairs[None]
+        positions = positions_of_slots(sequence.prompt_positions, pairs)
+        return np.broadcast_to(positions, (self._pass.axes, len(pairs)))
+
     def _run_pairs(
         self, sequences: Items[Sequence], batch_index: int, width: int, pairs: Items[_Pairs], features: View
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run the next pairs of sequences in places batch_index..: at these positions, the features with these indices
+        """Run the next pairs of sequences in places batch_index..: these, out of the features with these indices
         of `features` [n, E], each with the token that follows. The proposals after each sequence's last pair."""
         sources, tokens, positions, starts, mask = self._pass.begin(len(sequences), width, batch_index)
         slots, row_index = np.arange(mask.shape[-1]), np.empty(len(sequences), np.int64)
@@ -276,8 +286,8 @@ class Eagle(Proposer):
             start, count = self._arena.lengths[batch_index + index], len(mine)
             # Padding repeats a feature of its own sequence.
             sources[index], tokens[index] = mine[0] if count else (batch_index + index) * self._slots, 0
-            positions[index] = self._next[batch_index + index]
-            sources[index, :count], positions[index, :count] = mine, where
+            positions[index] = self._positions(sequence, np.array([self._next[batch_index + index]]))
+            sources[index, :count], positions[index, :, :count] = mine, self._positions(sequence, where)
             tokens[index, :count] = _tokens(sequence, where)
             starts[index] = start
             mask[index] = slots <= start + np.arange(width)[:, None]
@@ -313,7 +323,8 @@ class Eagle(Proposer):
                 start = arena.lengths[place]
                 # Padding repeats a feature of its own sequence: it is as finite as the sequence is.
                 sources[place], tokens[place] = place * before, 0
-                positions[place] = self._next[place] + level
+                at = np.array([self._next[place] + level])
+                positions[place] = self._positions(self._open[place], at)
                 starts[place] = start + used[place]
                 mask[place], mask[place, :, :start] = False, True
                 for index, node in enumerate(frontiers.get(place, ())):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...bundle.schema import checked, failure, integer, list_of, optional
 from ...graphs.role import PASSES, GraphRole, Values
 from ...graphs.values import hidden_states
-from .layer_role import LayerOptions, layer_interface, layer_role
+from .layer_role import PlacedLayerOptions, layer_interface, layer_role
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo, Manifest
@@ -21,7 +21,7 @@ TAPPED = ("low", "middle", "high")
 
 
 @dataclass(kw_only=True)
-class Eagle3Options(LayerOptions):
+class Eagle3Options(PlacedLayerOptions):
     """`taps`: the cuts whose hidden states the graph `fusion` joins."""
 
     taps: list[int] | None = checked(optional(list_of(integer(1, 1024), 3)), default=None)

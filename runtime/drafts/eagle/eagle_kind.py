@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...bundle.draft_kind import DraftKind
 from ...graphs.role import Values
-from .layer_role import LayerOptions, layer_interface, layer_role
+from .layer_role import PlacedLayerOptions, layer_interface, layer_role
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo, Manifest
@@ -25,4 +25,4 @@ def _propose(draft: DraftInfo, decoder: Decoder) -> Proposer:
     return Eagle(draft, decoder)
 
 
-KIND = DraftKind("eagle", _propose, (layer_role("eagle", _layer),), LayerOptions)
+KIND = DraftKind("eagle", _propose, (layer_role("eagle", _layer),), PlacedLayerOptions)

@@ -11,7 +11,7 @@ import numpy as np
 from ...decoder.device.draft_chain import Sent
 from ...decoder.kv_cache import BATCH_BUCKET, BUCKET, KVArena
 from ...decoder.masks import CausalMask
-from ...engines.base import DTYPES, Call, View
+from ...engines.base import DTYPES, Call, Engine, View
 from ...engines.buffers import HostBuffer
 
 if TYPE_CHECKING:
@@ -41,6 +41,12 @@ class Beside(Protocol):
     def behind(self, shape: tuple[int, int]) -> dict[str, View]:
         """The same for passes behind the prompt of the sequence in place 0, whose values never change either."""
         ...
+
+
+def position_axes(engine: Engine, graph: str) -> int:
+    """Of the positions that the graph of a layer takes."""
+    (shape,) = (value.shape for value in engine.interface(graph).inputs if value.name == "positions")
+    return 1 if len(shape) == 2 else int(shape[0])
 
 
 class EaglePass:
@@ -77,7 +83,10 @@ class EaglePass:
             return HostBuffer(engine, f"{name}.{what}", size, dtype)
 
         self._sources, self._next = host("feature_index", max_num_tokens), host("next_ids", max_num_tokens)
-        self._positions, self._indices = host("positions", max_num_tokens), host("write_indices", batch)
+        self.axes = position_axes(engine, graph)
+        """Of a position: 1, or 3 with M-RoPE."""
+        self._positions = host("positions", self.axes * max_num_tokens)
+        self._indices = host("write_indices", batch)
         self._row_index, self._mask = (
             host("row_index", max_num_tokens),
             host("attn_mask", max_num_tokens * self.arena.capacity, "bool"),
@@ -115,15 +124,23 @@ class EaglePass:
         self, batch: int, width: int, batch_index: int = 0
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """What the next pass over [batch, width] pairs of sequences batch_index.. reads, to be written: indices of its
-        features, ids of the tokens that follow, positions (all int64 [batch, width]), first slots int64 [batch], and
-        what each pair sees, bool [batch, width, slots]."""
+        features and ids of the tokens that follow (int64 [batch, width]), positions (int64 [batch, axes, width]), first
+        slots int64 [batch], and what each pair sees, bool [batch, width, slots]."""
         self._shape = shape = batch, width
         if self._beside is not None:
             self._beside.begin(batch, width, batch_index)
         mask = self._mask.host((batch, 1, width, self.arena.cache_len))[:, 0]
-        buffers = self._sources, self._next, self._positions
-        sources, tokens, positions = (buffer.host(shape) for buffer in buffers)
-        return sources, tokens, positions, self._indices.host((batch,)), mask
+        sources, tokens = (buffer.host(shape) for buffer in (self._sources, self._next))
+        return sources, tokens, self.positions(shape), self._indices.host((batch,)), mask
+
+    def positions(self, shape: tuple[int, int]) -> np.ndarray:
+        """Those of a pass over [batch, width] pairs, to be written: int64 [batch, axes, width]."""
+        host = self._positions.host(self._placed(shape))
+        return host[:, None] if self.axes == 1 else host.transpose(1, 0, 2)
+
+    def _placed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the graph's positions of such a pass."""
+        return shape if self.axes == 1 else (self.axes, *shape)
 
     def run(self, features: View | None, row_index: np.ndarray, batch_index: int = 0) -> Proposals:
         """Run it for sequences batch_index..: the proposals after the pairs at `row_index` int64 of [batch × width].
@@ -132,8 +149,9 @@ class EaglePass:
         """
         shape, mask = self._shape, (self._shape[0], 1, self._shape[1], self.arena.cache_len)
         self._row_index.host(row_index.shape)[:] = row_index
-        for buffer in (self._sources, self._next, self._positions):
+        for buffer in (self._sources, self._next):
             buffer.push(shape)
+        self._positions.push(self._placed(shape))
         self._indices.push(shape[:1])
         self._mask.push(mask)
         self._row_index.push(row_index.shape)
@@ -152,10 +170,17 @@ class EaglePass:
     # --- chains of one sequence that a device drafts by itself ---
 
     def chain_inputs(
-        self, width: int, count: int, start: int, position: int, row_index: np.ndarray, tokens: Items[int]
+        self,
+        width: int,
+        count: int,
+        start: int,
+        positions: np.ndarray,
+        row_index: np.ndarray,
+        tokens: Items[int],
     ) -> Sent:
         """What `chain` is sent for pairs of features `row_index` int64 [n] with the `tokens` that follow, n ≤ width,
-        the first in slot `start` at `position`; and for each of the passes behind it."""
+        the first in slot `start`, and for each of the passes behind it; `positions` int64 [axes, n + count − 1] are those
+        of the pairs and of these passes."""
         pairs, cache_len = len(row_index), self.arena.cache_len
         ids = np.zeros((1, width), np.int64)
         ids[0, :pairs] = tokens
@@ -166,7 +191,7 @@ class EaglePass:
             "feature_index": sources,
             "next_ids": ids,
             "last": np.array([pairs - 1]),
-            "positions": position + np.minimum(places, pairs - 1)[None],
+            "positions": positions[:, np.minimum(places, pairs - 1)].reshape(self._placed((1, width))),
             "write_indices": np.array([start]),
             "attn_mask": self._causal.seen(width, cache_len)[start][None],
         }
@@ -176,7 +201,7 @@ class EaglePass:
         # A token further is a slot further: the mask rows of one chain are what the passes see one by one.
         seen = self._causal.seen(count - 1, cache_len)[start + pairs]
         each = {
-            "positions": (position + ahead)[:, None, None],
+            "positions": positions[:, ahead].T.reshape(count - 1, *self._placed((1, 1))),
             "write_indices": (start + ahead)[:, None],
             "attn_mask": seen[0, :, None, None, None],
         }
@@ -254,7 +279,7 @@ class EaglePass:
             "drafted": self._kinds[drafted].view((1,)),
             "next_ids": self._next.view(shape),
             **self._tables,
-            "positions": self._positions.view(shape),
+            "positions": self._positions.view(self._placed(shape)),
             "write_indices": self._indices.view((batch,)),
             "attn_mask": self._mask.view((batch, 1, width, cache_len)),
             "row_index": self._row_index.view((num_logits,)),

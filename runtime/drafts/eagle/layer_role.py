@@ -6,17 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...bundle.draft_kind import draft_with
 from ...bundle.draft_options import DraftCache, DraftOptions, DraftPasses, DraftVocabulary
-from ...bundle.schema import checked, failure, integer, optional
+from ...bundle.schema import checked, failure, integer, optional, string
 from ...common.errors import BundleError
 from ...graphs.role import PASSES, GraphRole, Interface, Values
 from ...graphs.values import embedding_tensors, hidden_states, own_layer
 
 if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo, Manifest
+
+
+LAYER_POSITIONS = ("rotary", "mrope")
+"""Kinds of positions of such a layer, as a decoder has them (`positions_shape`)."""
 
 
 @dataclass(kw_only=True)
@@ -36,6 +40,11 @@ class LayerOptions(DraftOptions):
     def own_cache(self) -> DraftCache | None:
         return self.cache
 
+    @property
+    def layer_position(self) -> str:
+        """The kind of its positions."""
+        return "rotary"
+
     def check(self, where: str, draft: DraftInfo, manifest: Manifest) -> None:
         if self.vocabulary is not None:
             d2t = manifest.tensors.get(self.vocabulary.d2t)
@@ -46,6 +55,24 @@ class LayerOptions(DraftOptions):
     def passes(self, draft: DraftInfo, first: Sequence[str]) -> DraftPasses:
         """The layer once per token; other graphs run once per picture, or beside the target's pass."""
         return DraftPasses(propose=() if self.cache is None else [draft.graphs[draft.kind]])
+
+
+@dataclass(kw_only=True)
+class PlacedLayerOptions(LayerOptions):
+    """`position`: `mrope` where the layer's positions are the target's, with three axes. None, as entries have it that were
+    written before: `rotary`, they count."""
+
+    position: str | None = checked(optional(string(40, LAYER_POSITIONS)), default=None)
+
+    @property
+    def layer_position(self) -> str:
+        return self.position or super().layer_position
+
+    def to_dict(self) -> dict[str, Any]:
+        found = super().to_dict()
+        if self.position is None:
+            del found["position"]
+        return found
 
 
 def layer_interface(manifest: Manifest, role: str) -> tuple[Values, Values]:
@@ -63,7 +90,7 @@ def layer_interface(manifest: Manifest, role: str) -> tuple[Values, Values]:
             f"manifest field 'drafts': no draft names ranks and the cache of one layer of the graph {role!r}"
         )
     dtype, width = manifest.compute_dtype, manifest.decoder.hidden_size
-    placed, updated = own_layer(manifest, cache)
+    placed, updated = own_layer(manifest, cache, options.layer_position)
     inputs: Values = {
         "hidden": (dtype, ("sources", width)),
         "feature_index": ("int64", ("batch", "width")),
