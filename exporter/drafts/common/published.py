@@ -22,7 +22,9 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of checkpoints in the layout of transformers."""
 TABLE = "embed_tokens.weight"
 PLAIN = ("default", "mrope")
-"""Kinds of rotary positions that are plain ones, at least for text."""
+"""Kinds of rotary positions that scale nothing."""
+INTERLEAVING = "Eagle3LlamaForCausalLM"
+"""The class of AngelSlim's drafts (github.com/Tencent/AngelSlim): it interleaves the axes of M-RoPE whatever `rope_scaling` says."""
 
 C = TypeVar("C")
 N = TypeVar("N", bound=nn.Module)
@@ -76,7 +78,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def rotary_base(path: Path, document: Mapping[str, Any]) -> float:
     """θ of the plain rotary positions that a Llama's configuration at `path` tells, under the names of any release.
 
-    M-RoPE is taken for plain positions, which it is for text (`rotary_notices`). Raises ExportError for other kinds.
+    That of M-RoPE is among them (`mrope_options`). Raises ExportError for other kinds.
     """
     tables = _rotary_tables(path, document)
     for name, table in tables.items():
@@ -98,14 +100,35 @@ def rotary_base(path: Path, document: Mapping[str, Any]) -> float:
     return bases[0] if bases else 10000.0
 
 
-def rotary_notices(folder: Path) -> list[str]:
-    """A line for the user where the draft in `folder` was trained with M-RoPE."""
+def mrope_options(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+    """`mrope_section` and `mrope_interleaved` of a layer whose positions, by its configuration at `path`, have three axes;
+    {} where they have one.
+
+    Qwen2.5-VL's sections lie one behind the other, Qwen3-VL's are interleaved, and AngelSlim interleaves both (`INTERLEAVING`).
+    Raises ExportError for M-RoPE without its sections.
+    """
+    tables = list(_rotary_tables(path, document).values())
+    sections = next((t["mrope_section"] for t in tables if t.get("mrope_section") is not None), None)
+    if sections is None:
+        if any("mrope" in (t.get("type"), t.get("rope_type")) for t in tables):
+            raise ExportError(
+                f"{path}: M-RoPE without mrope_section; give it as the draft was trained with it"
+            )
+        return {}
+    interleaved = next((t["mrope_interleaved"] for t in tables if "mrope_interleaved" in t), False)
+    classes = document.get("architectures")
+    if isinstance(classes, list) and INTERLEAVING in classes:
+        interleaved = True
+    return {"mrope_section": sections, "mrope_interleaved": interleaved}
+
+
+def plain_rotary_notices(folder: Path) -> list[str]:
+    """A line for the user where the draft in `folder`, of a kind with one axis of positions, was trained with M-RoPE."""
     path = folder / CONFIG
     document = read_config(path)
-    inner = document.get("transformer_layer_config", document)
-    tables = _rotary_tables(path, inner) if isinstance(inner, dict) else {}
     if not any(
-        "mrope" in (t.get("type"), t.get("rope_type")) or t.get("mrope_section") for t in tables.values()
+        "mrope" in (t.get("type"), t.get("rope_type")) or t.get("mrope_section")
+        for t in _rotary_tables(path, document).values()
     ):
         return []
     return [

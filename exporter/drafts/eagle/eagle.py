@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common.base import Run
-from ..common.published import PublishedKind, rotary_notices
+from ..common.published import PublishedKind
 from ..common.verifier import Verifier
 from . import eagle_checkpoint
 from .eagle_network import EagleConfig, EagleNetwork
@@ -71,12 +71,14 @@ class EagleDraft(LayerDraft):
         own = self.network.config
         theirs, size = family.rotary_base or 10000.0, family.decoder.head_dim
         kind = (family.language.config.rope_parameters or {}).get("rope_type", "default")
+        lines = super().export_notices(family)
         if (theirs, kind, size) == (own.rope_theta, "default", own.head_dim):
-            return []
+            return lines
         return [
+            *lines,
             f"this layer's rotary positions have base {own.rope_theta:g} and {own.head_dim} units, as config.json says; the class "
             f"EagleSpeculator of speculators takes the model's ({kind}, base {theirs:g}, {size} units), and fails or gives "
-            "other logits there"
+            "other logits there",
         ]
 
     def parity(
@@ -100,5 +102,5 @@ class EagleKind(PublishedKind):
 
     def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
         if model_type(folder) is None:
-            return eagle_checkpoint.read_published(folder), {"notices": rotary_notices(folder)}
-        return read_eagle(folder), {**of_verifier(folder), "notices": rotary_notices(folder)}
+            return eagle_checkpoint.read_published(folder), {}
+        return read_eagle(folder), of_verifier(folder)

@@ -18,7 +18,7 @@ import torch
 from ....runtime.common.errors import ExportError
 from ..common.base import Run
 from ..common.draft_tensors import DraftTensors
-from ..common.published import PublishedKind, rotary_notices
+from ..common.published import PublishedKind
 from ..common.verifier import Verifier
 from . import eagle3_checkpoint
 from .eagle3_network import ROWS, Eagle3Config, Eagle3Network
@@ -172,4 +172,4 @@ class Eagle3Kind(PublishedKind):
     def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
         """As the authors of EAGLE-3, ModelOpt or speculators publish them."""
         target = {} if model_type(folder) is None else of_verifier(folder)
-        return eagle3_checkpoint.read_published(folder), {**target, "notices": rotary_notices(folder)}
+        return eagle3_checkpoint.read_published(folder), target

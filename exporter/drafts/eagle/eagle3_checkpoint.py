@@ -19,7 +19,16 @@ import torch
 from torch import Tensor
 
 from ....runtime.common.errors import ExportError
-from ..common.published import CONFIG, TABLE, WEIGHTS, filled, find_weights, layer_shape, read_config
+from ..common.published import (
+    CONFIG,
+    TABLE,
+    WEIGHTS,
+    filled,
+    find_weights,
+    layer_shape,
+    mrope_options,
+    read_config,
+)
 from ..common.verifier import Verifier
 from .eagle3_network import Eagle3Config, Eagle3Network
 from .eagle_checkpoint import WIDE, names_in, read_tensors
@@ -77,6 +86,7 @@ def read_published(folder: Path) -> Eagle3Network:
         trimmed=trimmed,
         taps=_taps(path, settings),
         norm_before_residual=settings.get("norm_before_residual", False),
+        **mrope_options(path, inner),
     )
     if trimmed is None and few != words:
         raise ExportError(f"{weights}: there is no d2t, but {few!r:.40} of {words!r:.40} tokens")

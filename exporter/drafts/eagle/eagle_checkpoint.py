@@ -11,6 +11,7 @@ target's table, which is read in its place. `config.json` has the target's V; it
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from ..common.published import (
     find_weights,
     layer_shape,
     matrix,
+    mrope_options,
     read_config,
     read_names,
 )
@@ -67,14 +69,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_published(folder: Path) -> EagleNetwork:
     """The layer in float32. Raises ExportError naming the first thing that does not fit."""
-    path, config, tensors = read_layer(folder, "EAGLE-1 or EAGLE-2")
+    axes = mrope_options(folder / CONFIG, read_config(folder / CONFIG))
+    path, config, tensors = read_layer(folder, "EAGLE-1 or EAGLE-2", **axes)
     with torch.device("meta"):
         network = EagleNetwork(config)
     return filled(network, tensors, path, "one layer of EAGLE-1 or EAGLE-2")
 
 
-def read_layer(folder: Path, what: str) -> tuple[Path, EagleConfig, dict[str, Tensor]]:
-    """(file of the weights, shape of the layer, its tensors and whatever lies beside them) of a checkpoint of `what`.
+def read_layer(folder: Path, what: str, **axes: Any) -> tuple[Path, EagleConfig, dict[str, Tensor]]:
+    """(file of the weights, shape of the layer, its tensors and whatever lies beside them) of a checkpoint of `what`, whose
+    positions have one axis, or as `axes` say (`mrope_options`).
 
     Raises ExportError naming the first thing that does not fit.
     """
@@ -92,5 +96,6 @@ def read_layer(folder: Path, what: str) -> tuple[Path, EagleConfig, dict[str, Te
         EagleConfig,
         fc_bias="fc.bias" in tensors,
         qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
+        **axes,
     )
     return path, config, tensors

@@ -26,6 +26,7 @@ from ..common.published import (
     filled,
     find_weights,
     layer_shape,
+    mrope_options,
     read_config,
 )
 from ..common.verifier import Verifier
@@ -91,6 +92,9 @@ def document(kind: str, version: str, layer: EagleConfig, verifier: Verifier) ->
         "mlp_bias": False,
         "tie_word_embeddings": False,
     }
+    if layer.mrope_section is not None:
+        axes = {"mrope_section": list(layer.mrope_section), "mrope_interleaved": layer.mrope_interleaved}
+        inner["rope_scaling"] = {"rope_type": "default", **axes}
     if verifier.positions is not None:
         inner["max_position_embeddings"] = verifier.positions
     return {
@@ -147,7 +151,8 @@ def read_eagle(folder: Path) -> EagleNetwork:
     back = {theirs: ours for ours, theirs in NAMES.items()}
     # Copies of the target's tables are not read, however many rows of padding they have.
     tensors = renamed({n: t for n, t in read_weights(weights).items() if n not in TARGETS}, back)
-    config = layer_shape(path, inner, tensors, "layers.0.", EagleConfig, fc_bias=bias)
+    axes = mrope_options(path, inner)
+    config = layer_shape(path, inner, tensors, "layers.0.", EagleConfig, fc_bias=bias, **axes)
     with torch.device("meta"):
         network = EagleNetwork(config)
     return filled(network, tensors, weights, "a layer of the type 'eagle'")

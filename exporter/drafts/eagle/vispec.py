@@ -18,7 +18,7 @@ import torch
 from ....runtime.common.errors import ExportError
 from ..common.base import Run
 from ..common.draft_tensors import DraftTensors
-from ..common.published import PublishedKind, rotary_notices
+from ..common.published import PublishedKind, plain_rotary_notices
 from . import vispec_checkpoint
 from .eagle_network import EagleNetwork
 from .layer_draft import LayerDraft
@@ -170,4 +170,4 @@ class VispecKind(PublishedKind):
         return vispec_checkpoint.is_published(folder)
 
     def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
-        return vispec_checkpoint.read_published(folder), {"notices": rotary_notices(folder)}
+        return vispec_checkpoint.read_published(folder), {"notices": plain_rotary_notices(folder)}

@@ -67,7 +67,10 @@ def test_a_published_draft_changes_no_token_or_is_refused(
     assert layout.draft in {row["graph"] for row in report.parity}
     proposed = 0
     with Session.load(tmp_path / "bundle") as session, torch.no_grad():
-        for asked in requests(own)[:2]:
+        known = next(draft for draft in session.bundle.manifest.drafts if draft.kind == layout.draft)
+        axes = "mrope_section" in (layout.json("config.json").get("rope_scaling") or {})
+        assert known.to_dict().get("position") == ("mrope" if axes and layout.draft != "vispec" else None)
+        for asked in requests(own)[: 3 if axes else 2]:  # the third has a picture
             given = {
                 "images": list(asked.pictures) or None,
                 "prompt": asked.prompt or None,

@@ -105,30 +105,44 @@ def test_a_published_checkpoint_becomes_a_draft(tmp_path: Path, form: dict[str, 
 
 
 SECTIONS = {"mrope_section": [4, 4, 4]}
-ROPES: list[tuple[dict[str, Any], float, bool]] = [
-    ({}, 500000.0, False),
-    ({"rope_scaling": None, "rope_theta": 7}, 7, False),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6, False),
-    ({"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"type": "default"}}, 1e6, False),
-    ({"rope_scaling": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": None}, 1e6, False),
-    ({"rope_scaling": {"type": "mrope"} | SECTIONS}, 500000.0, True),
-    ({"rope_scaling": {"rope_type": "mrope"} | SECTIONS}, 500000.0, True),
-    ({"rope_scaling": {"type": "default"} | SECTIONS}, 500000.0, True),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6} | SECTIONS}, 1e6, True),
+ALTERNATING = SECTIONS | {"mrope_interleaved": True}
+ANGELSLIM = {"architectures": ["Eagle3LlamaForCausalLM"]}
+ROPES: list[tuple[dict[str, Any], float, bool | None]] = [
+    ({}, 500000.0, None),
+    ({"rope_scaling": None, "rope_theta": 7}, 7, None),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6, None),
+    ({"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"type": "default"}}, 1e6, None),
+    ({"rope_scaling": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": None}, 1e6, None),
+    ({"rope_scaling": {"type": "mrope"} | SECTIONS}, 500000.0, False),
+    ({"rope_scaling": {"rope_type": "mrope"} | SECTIONS}, 500000.0, False),
+    ({"rope_scaling": {"type": "default"} | SECTIONS}, 500000.0, False),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6} | SECTIONS}, 1e6, False),
+    ({"rope_scaling": {"type": "default"} | ALTERNATING}, 500000.0, True),
+    ({"rope_parameters": {"rope_theta": 1e6} | ALTERNATING}, 1e6, True),
+    (ANGELSLIM | {"rope_scaling": {"type": "mrope"} | SECTIONS}, 500000.0, True),
+    (ANGELSLIM, 500000.0, None),
 ]
+"""What a configuration says, θ, and whether three axes alternate (None: there is one)."""
 
 
-@pytest.mark.parametrize(("told", "theta", "axes"), ROPES)
+@pytest.mark.parametrize(("told", "theta", "alternate"), ROPES)
 def test_rotary_positions_in_every_spelling(
-    tmp_path: Path, told: dict[str, Any], theta: float, axes: bool
+    tmp_path: Path, told: dict[str, Any], theta: float, alternate: bool | None
 ) -> None:
     published(tmp_path, **told)
     draft = open_draft(tmp_path)
     assert isinstance(draft, Eagle3Draft)
-    assert draft.network.config.rope_theta == theta
-    assert [n for n in draft.notices if "trained with M-RoPE" in n] == draft.notices and bool(
-        draft.notices
-    ) == axes
+    config = draft.network.config
+    assert config.rope_theta == theta and not draft.notices
+    assert (config.mrope_section, config.mrope_interleaved) == (
+        (None, False) if alternate is None else ((4, 4, 4), alternate)
+    )
+
+
+def test_mrope_without_its_sections_is_refused(tmp_path: Path) -> None:
+    published(tmp_path, rope_scaling={"type": "mrope"})
+    with pytest.raises(ExportError, match="M-RoPE without mrope_section; give it as"):
+        open_draft(tmp_path)
 
 
 def test_the_shape_is_in_the_tensors(tmp_path: Path) -> None:
