@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ...exporter.drafts.eagle.eagle_network import EagleNetwork
 from ...exporter.drafts.eagle.vispec_network import VispecNetwork
 from ..data.reading.records import RecordSet
 from ..targets.target import Target
@@ -69,18 +70,20 @@ def unrolled(
     steps: int,
     visible: Tensor | None = None,
     beside: Callable[[int], Mapping[str, Tensor]] = lambda step: {},
+    positions: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """The features [B, T, E] that drafting from every place at once would give: after the first step out of the target's
     `features` [B, T, E], then out of the layer's own.
 
-    Step j at place t reads the own feature of step j - 1 there with the token j places further on, at position t + j; it
-    sees the target's features up to t and what it drafted itself (training-time test: Li et al., EAGLE-3, arXiv
+    Step j at place t reads the own feature of step j - 1 there with the token j places further on, at position t + j, or j
+    behind the place's own of `positions` (int64 [3, B, T]), on every axis; it sees the target's features up to t and what it drafted itself (training-time test: Li et al., EAGLE-3, arXiv
     2503.01840, section 3.1). The tokens are those of the text: a draft that said another one is rejected there, and what
     it would have gone on with does not matter. Places that are not `visible` (bool [B, T]) are seen by themselves alone.
     `beside` gives further arguments of the layer at a step.
     """
     count = features.shape[1]
-    positions = torch.arange(count, device=features.device)[None]
+    if positions is None:
+        positions = torch.arange(count, device=features.device)[None]
     mask = torch.ones(count, count, dtype=torch.bool, device=features.device).tril()[None, None]
     own = torch.eye(count, dtype=torch.bool, device=features.device)[None, None]
     if visible is not None:
@@ -94,9 +97,15 @@ def unrolled(
         mask = torch.cat([mask, own], -1)
 
 
-def unrolled_over_texts(layer: Layer, texts: Texts, features: Tensor, steps: int) -> Iterator[Tensor]:
-    """`unrolled` over texts of which every place is visible."""
-    return unrolled(layer, texts.embedded, features, steps)
+def unrolled_over_texts(layer: EagleNetwork, texts: Texts, features: Tensor, steps: int) -> Iterator[Tensor]:
+    """`unrolled` over texts of which every place is visible, at positions with as many axes as the layer's."""
+    positions = None
+    if layer.config.axes > 1:
+        positions = texts.positions
+        if positions is None:  # a target with one axis
+            shape = layer.config.axes, *features.shape[:2]
+            positions = torch.arange(shape[-1], device=features.device).expand(shape)
+    return unrolled(layer, texts.embedded, features, steps, positions=positions)
 
 
 def unrolled_over_pictures(

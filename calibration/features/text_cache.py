@@ -18,6 +18,7 @@ from torch import Tensor
 from ..data.reading.records import RecordSet
 from ..targets.target import Target
 from ..targets.teacher_forcing import Texts
+from ..targets.text_positions import AXES, has_axes
 from .cache_folder import (
     cache_place,
     check_cache_dtype,
@@ -60,7 +61,8 @@ class CachedTexts:
 
     def __init__(self, folder: Path, target: Target, taps: Sequence[int] = ()) -> None:
         meta = json.loads((folder / "cache.json").read_text("utf-8"))
-        files = {kept.name: kept for kept in _files(meta["hidden_size"], meta["dtype"], taps)}
+        placed = has_axes(target.family)
+        files = {kept.name: kept for kept in _files(meta["hidden_size"], meta["dtype"], taps, placed)}
         arrays = {name: kept.read(folder) for name, kept in files.items()}
         self.target, self.taps = target, tuple(sorted(set(taps)))
         self.records, self.tokens, self.pictures = (
@@ -68,6 +70,7 @@ class CachedTexts:
         )
         self.rows_of = {0: arrays["hidden"]} | {tap: arrays[f"tap.{tap}"] for tap in self.taps}
         self.picture_rows = arrays["picture_rows"]
+        self.positions = arrays["positions"] if placed else None
         self._ends = np.cumsum(self.records[:, 0])
         self._picture_ends = np.cumsum(self.pictures[:, 2])
 
@@ -82,11 +85,14 @@ class CachedTexts:
             layer: np.zeros((*shape, self.target.hidden_size), np.float32) for layer in (0, *self.taps)
         }
         tokens, learned = np.zeros(shape, np.int64), np.zeros(shape, bool)
+        positions = None if self.positions is None else np.zeros((AXES, *shape), np.int64)
         for b, (index, (first, end)) in enumerate(zip(indices, spans, strict=True)):
             for layer, into in hidden_states.items():
                 into[b, : end - first] = self.rows_of[layer][first:end]
             tokens[b, : end - first] = self.tokens[first:end, 0]
             learned[b, self.records[index, 1] : end - first - 1] = True
+            if positions is not None and self.positions is not None:
+                positions[:, b, : end - first] = self.positions[first:end].T
         device = self.target.device
         made = {layer: torch.from_numpy(value).to(device) for layer, value in hidden_states.items()}
         ids = torch.from_numpy(tokens).to(device)
@@ -100,6 +106,7 @@ class CachedTexts:
             [self._pictures(int(index)) for index in indices],
             made,
             [end - first for first, end in spans],
+            None if positions is None else torch.from_numpy(positions).to(device),
         )
 
     def _pictures(self, index: int) -> list[tuple[int, Tensor]]:
@@ -142,7 +149,8 @@ def build_text_cache(
     """
     check_cache_dtype(dtype)
     place = cache_place(folder, target, records, dtype, "texts with steps|")
-    files = {kept.name: kept for kept in _files(target.hidden_size, dtype, taps)}
+    wanted = _files(target.hidden_size, dtype, taps, has_axes(target.family))
+    files = {kept.name: kept for kept in wanted}
     with to_make(place, list(files)) as names, ExitStack() as stack:
         if not names:
             return place
@@ -207,11 +215,11 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _files(width: int, dtype: str, taps: Iterable[int]) -> list[Kept]:
+def _files(width: int, dtype: str, taps: Iterable[int], placed: bool) -> list[Kept]:
     """`records`: places of a text and the first that is learned. `pictures`: record, place of the first embedding, embeddings, time
-    steps (1 but for a video)."""
+    steps (1 but for a video). `positions`, of a `placed` text: the three axes of each place."""
     names = ("hidden", *(f"tap.{tap}" for tap in sorted(set(taps))), "picture_rows")
-    sizes = {"records": 2, "tokens": 1, "pictures": 4}
+    sizes = {"records": 2, "tokens": 1, "pictures": 4} | ({"positions": AXES} if placed else {})
     return [
         *(Kept(name, "int32", size) for name, size in sizes.items()),
         *(Kept(name, dtype, width) for name in names),
@@ -237,10 +245,14 @@ def _rows_of(texts: Texts, first: int, dtype: str, name: str) -> dict[str, np.nd
     floats = {"hidden": texts.hidden[inside]} | {
         f"tap.{tap}": values[inside] for tap, values in texts.taps.items()
     }
+    positions = {}
+    if texts.positions is not None:
+        positions["positions"] = texts.positions[:, inside].T.cpu().numpy()
     floats["picture_rows"] = torch.cat(shown) if shown else texts.hidden.new_zeros(0, width)
     return {
         "records": np.array(list(zip(lengths, starts, strict=True)), np.int32),
         "tokens": texts.tokens[inside].cpu().numpy()[:, None],
         "pictures": np.array(pictures, np.int32).reshape(-1, 4),
+        **positions,
         **{key: stored(values, dtype, name) for key, values in floats.items()},
     }

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ...exporter.drafts.eagle.eagle import EagleDraft
 from ...exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
-from ..features.full_sequences import unrolled
+from ..features.full_sequences import unrolled_over_texts
 from ..features.vispec_masks import shifted
 from ..targets.target import Texts
 from . import losses
 from .base import Counts, LearnedTarget, identity_of
 from .eagle_options import EagleOptions
-from .layer import LayerObjective, layer_config, noisy
+from .layer import LayerObjective, layer_config, noisy, placed_by
 
 
 class EagleObjective(LayerObjective):
@@ -31,7 +31,7 @@ class EagleObjective(LayerObjective):
         super().__init__()
         self.options: EagleOptions = options
         self.target = identity_of(target)
-        config, d2t = layer_config(EagleConfig, options, target, counts)
+        config, d2t = layer_config(EagleConfig, options, target, counts, **placed_by(options, target))
         self.network = EagleNetwork(config)
         self.network.start_from(target.lm_head.weight.detach(), d2t)
 
@@ -48,7 +48,7 @@ class EagleObjective(LayerObjective):
             given = noisy(features, options.feature_noise)
         total = features.new_zeros(())
         parts: dict[str, Tensor] = {}
-        steps = unrolled(self.network, batch.embedded, given, 1 + options.own_steps)
+        steps = unrolled_over_texts(self.network, batch, given, 1 + options.own_steps)
         for step, draft_features in enumerate(steps):
             learned = batch.learned & shifted(batch.learned, step)
             expected = shifted(features, step + 1)[learned]

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ...exporter.drafts.eagle.eagle3 import Eagle3Draft
 from ...exporter.drafts.eagle.eagle3_network import Eagle3Config, Eagle3Network
-from ..features.full_sequences import unrolled
+from ..features.full_sequences import unrolled_over_texts
 from ..features.vispec_masks import shifted
 from ..targets.target import Texts
 from . import losses
 from .base import Counts, LearnedTarget, identity_of
 from .eagle3_options import Eagle3Options
-from .layer import LayerObjective, layer_config, noisy
+from .layer import LayerObjective, layer_config, noisy, placed_by
 
 
 class Eagle3Objective(LayerObjective):
@@ -33,7 +33,9 @@ class Eagle3Objective(LayerObjective):
         self.options: Eagle3Options = options
         self.target = identity_of(target)
         taps = options.taps(target.num_layers)
-        config, d2t = layer_config(Eagle3Config, options, target, counts, taps=taps)
+        config, d2t = layer_config(
+            Eagle3Config, options, target, counts, taps=taps, **placed_by(options, target)
+        )
         self.network = Eagle3Network(config)
         self.network.start_from(target.lm_head.weight.detach(), d2t)
 
@@ -48,9 +50,8 @@ class Eagle3Objective(LayerObjective):
         total = features.new_zeros(())
         parts: dict[str, Tensor] = {}
         kept = None if network.config.trimmed is None else network.d2t
-        for step, draft_features in enumerate(
-            unrolled(network, batch.embedded, given, 1 + options.own_steps)
-        ):
+        steps = unrolled_over_texts(network, batch, given, 1 + options.own_steps)
+        for step, draft_features in enumerate(steps):
             learned = batch.learned & shifted(batch.learned, step)
             expected = shifted(features, step + 1)[learned]
             if not len(expected):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...runtime.common.errors import OptionError
-from .layer_options import LayerOptions
+from .layer_options import PlacedLayerOptions
 from .training_options import option
 
 
 @dataclass(frozen=True)
-class Eagle3Options(LayerOptions):
+class Eagle3Options(PlacedLayerOptions):
     """Training-time test (arXiv 2503.01840, section 3.1, and the code beside it)."""
 
     head: str = option("own", "own: a copy of the LM head that learns; trimmed: of frequent tokens.")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...runtime.common.errors import OptionError
-from .layer_options import LayerOptions
+from .layer_options import PlacedLayerOptions
 from .training_options import option
 
 
 @dataclass(frozen=True)
-class EagleOptions(LayerOptions):
+class EagleOptions(PlacedLayerOptions):
     """The published loss (arXiv 2401.15077, section 3.2, and the code beside it)."""
 
     feature_weight: float = option(1.0, "Weight of the smooth L1 between features.")

@@ -12,7 +12,7 @@ from ...exporter.drafts.eagle.layer_draft import LayerDraft
 from ...runtime.common.errors import OptionError
 from . import losses
 from .base import Counts, LearnedTarget, Objective
-from .layer_options import LayerOptions
+from .layer_options import LayerOptions, PlacedLayerOptions
 from .medusa import frequent
 
 C = TypeVar("C", bound=EagleConfig)
@@ -52,6 +52,25 @@ def layer_config(
         **more,
     )
     return config, d2t
+
+
+def placed_by(options: PlacedLayerOptions, target: LearnedTarget) -> dict[str, Any]:
+    """What a layer's shape says of positions with axes: with the model's own, a third of a head's angles turn with each axis, in
+    turn, as Qwen3-VL's (arXiv 2511.21631).
+
+    Raises:
+        OptionError: the model's positions have one axis.
+    """
+    if options.positions == "counted":
+        return {}
+    if target.decoder.position != "mrope":
+        raise OptionError(
+            f"--positions model: {target.name} has no positions with three axes (M-RoPE); leave it out"
+        )
+    heads = options.attention_heads or target.decoder.num_heads
+    angles = target.decoder.hidden_size // heads // 2
+    third = angles // 3
+    return {"mrope_section": (angles - 2 * third, third, third), "mrope_interleaved": True}
 
 
 class LayerObjective(Objective):

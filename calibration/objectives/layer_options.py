@@ -8,6 +8,7 @@ from ...runtime.common.errors import OptionError
 from .training_options import Options, option
 
 HEADS = ("own", "shared", "trimmed")
+POSITIONS = ("counted", "model")
 
 
 @dataclass(frozen=True)
@@ -39,3 +40,18 @@ class LayerOptions(Options):
         self._at_least(0, "feature_noise")
         if self.head not in HEADS:
             raise OptionError(f"unknown --head {self.head!r}; choose one of {', '.join(HEADS)}")
+
+
+@dataclass(frozen=True)
+class PlacedLayerOptions(LayerOptions):
+    """Of a layer that may be given the model's own positions."""
+
+    positions: str = option(
+        "counted",
+        "counted: the layer's positions have one axis; model: they are the model's own, of M-RoPE (Qwen-VL).",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positions not in POSITIONS:
+            raise OptionError(f"unknown --positions {self.positions!r}; choose one of {', '.join(POSITIONS)}")

@@ -28,6 +28,7 @@ from .changing import ChangingDecoder
 from .devices import find_device
 from .image_places import pictures_of, placeholder_tokens
 from .teacher_forcing import Rows, Texts, hidden_states_kept
+from .text_positions import positions_of
 
 FUSED = 4  # how many last residuals FastVLM fuses
 
@@ -219,13 +220,11 @@ class Target:
         prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         image_embeds: list[Tensor] = []
         with ExitStack() as stack:
-            numbers = {*taps, self.num_layers}
             kept = stack.enter_context(
-                hidden_states_kept(self.layers, self.final_norm, numbers, self.lm_head)
+                hidden_states_kept(self.layers, self.final_norm, {*taps, self.num_layers}, self.lm_head)
             )
             if self._vision_output is not None and self._image_embeds is not None:
-                read = self._image_embeds
-                tower = self._vision_output
+                read, tower = self._image_embeds, self._vision_output
                 hook = tower.register_forward_hook(lambda *seen: image_embeds.append(read(seen[-1])))
                 stack.callback(hook.remove)
             with torch.no_grad():
@@ -243,7 +242,8 @@ class Target:
                 hidden_states[b, len(ids) :] = 0
             learned[b, start : len(ids) - 1] = True
         pictures = pictures_of(self.family, prompts, image_embeds)
-        return Texts(hidden, self.embed(tokens), tokens, learned, pictures, tapped, lengths)
+        positions = positions_of(self.family, prompts, lengths, self.device)
+        return Texts(hidden, self.embed(tokens), tokens, learned, pictures, tapped, lengths, positions)
 
     def _forward(self, prompts: Sequence[ReferencePrompt], answers: Sequence[tuple[int, ...]]) -> list[int]:
         """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per prompt."""

@@ -51,6 +51,7 @@ class Texts:
     ]  # of each record: position of a picture's or video's first embedding, and its embeddings [time steps, n, E]
     taps: Mapping[int, Tensor] = field(default_factory=dict)  # number of layers → [B, T, E] after them
     lengths: Sequence[int] = ()  # places of each text
+    positions: Tensor | None = None  # int64 [3, B, T] of the places, where the target's have three axes
 
     def __len__(self) -> int:
         return int(self.learned.sum())

@@ -44,6 +44,8 @@ def assert_same(found: Texts, live: Texts) -> None:
     assert list(found.lengths) == list(live.lengths)
     for mine, theirs in ((found.hidden, live.hidden), (found.embedded, live.embedded)):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert (found.positions is None) == (live.positions is None)
+    assert found.positions is None or torch.equal(found.positions, live.positions)
     assert sorted(found.taps) == sorted(live.taps)
     for tap, rows in live.taps.items():
         torch.testing.assert_close(found.taps[tap], rows, rtol=1e-4, atol=1e-4)
