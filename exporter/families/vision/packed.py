@@ -49,6 +49,8 @@ class PackedVision(Vision):
     """The module of transformers with the tower."""
     angles: ClassVar[Any]
     """Its module of rotary positions."""
+    out_field: ClassVar[str] = "out_hidden_size"
+    """What the configuration calls the width of what the tower gives."""
 
     def __init__(self, checkpoint: Checkpoint, width: int) -> None:
         """`width` is that of the language model's hidden states."""
@@ -57,8 +59,7 @@ class PackedVision(Vision):
         check_common(vision, name)
         if self.out_width != width:
             raise UnsupportedModelError(
-                f"{name}: the vision tower gives rows of {self.out_width} numbers, the language model has {width}; "
-                "correct config.json"
+                f"{name}: vision_config.{self.out_field}={self.out_width} is not the language model's {width}"
             )
         self.grid = Grid(vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
         self.width = width
@@ -74,7 +75,7 @@ class PackedVision(Vision):
     @property
     def out_width(self) -> int:
         """Of what it gives."""
-        return self.config.vision_config.out_hidden_size
+        return getattr(self.config.vision_config, self.out_field)
 
     def inputs(self) -> Inputs:
         """Of the graph, beside patches and their positions."""

@@ -25,16 +25,12 @@ class Qwen2Vision(PackedVision):
 
     modeling: ClassVar[Any] = modeling_qwen2_vl
     angles: ClassVar[Any] = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding
+    out_field: ClassVar[str] = "hidden_size"
 
     @property
     def block_width(self) -> int:
         """See `PackedVision`."""
         return self.config.vision_config.embed_dim
-
-    @property
-    def out_width(self) -> int:
-        """See `PackedVision`."""
-        return self.config.vision_config.hidden_size
 
     def tower_inputs(self, pixels: np.ndarray, down: int, across: int) -> dict[str, np.ndarray]:
         """See `PackedVision`."""
