@@ -20,7 +20,7 @@ from vlmexport.runtime.families.plain import PlainText
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.session.active_request import pictures_of
 from vlmexport.runtime.session.picture_cache import PictureCache
-from vlmexport.runtime.session.prefix_cache import align_to_images, common_length, snapshot
+from vlmexport.runtime.session.prefix_cache import align_to_spans, common_length, snapshot
 from vlmexport.runtime.text.tokenizer import Tokenizer as Usual
 
 from tests.support.written_views import written_in_spans
@@ -239,7 +239,7 @@ def test_no_cut_is_inside_a_picture() -> None:
     first, behind = int(one.image_positions[0]), int(one.image_positions[-1]) + 1
     assert behind - first == 5, "text stands inside"
     for count in range(len(one.token_ids)):
-        assert align_to_images(one, count) == (first if first < count < behind else count)
+        assert align_to_spans(one, count) == (first if first < count < behind else count)
     for length in range(first, len(one.token_ids) + 1):
         kept = common_length(snapshot(one, [], length), one)
         assert kept == (first if length < behind else min(length, len(one.token_ids) - 1))
