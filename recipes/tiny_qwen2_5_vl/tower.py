@@ -18,7 +18,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     apply_rotary_pos_emb_vision,
 )
 from vlmexport.runtime.images.grid import Grid, patchified
-from vlmexport.runtime.images.windows import windows
+from vlmexport.runtime.images.windows import window_side, windows
 
 SIDE = 224  # pixels
 UNITS = 8  # rows of a picture, down and across
@@ -82,7 +82,7 @@ def encode(tower: Any, pixels: Tensor) -> Tensor:
     angles = tower.rotary_pos_emb(hidden, places)
     whole = tower.config.fullatt_block_indexes
     for number, block in enumerate(tower.blocks):
-        span = hidden.shape[1] if number in whole else GRID.window_units * GRID.patches
+        span = hidden.shape[1] if number in whole else window_side(WINDOW, GRID) ** 2 * GRID.patches
         hidden = hidden + _attend(block.attn, block.norm1(hidden), angles, span)
         hidden = hidden + block.mlp(block.norm2(hidden))
     image_embeds = tower.merger(hidden.flatten(0, 1)).view(len(pixels), ROWS, -1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class Oracle:
         self.stack = self.text.get_decoder()
         """The module that `layers` belong to."""
         named = dict(self.stack.named_children())
-        self.layers = next(child for child in named.values() if isinstance(child, torch.nn.ModuleList))
+        self.layers: Any = next(child for child in named.values() if isinstance(child, torch.nn.ModuleList))
         self.norm = next(named[name] for name in NORMS if name in named)
         self.reads_text = config.model_type != "vision-encoder-decoder"
         self.encoder_decoder = not self.reads_text or bool(self.text.config.is_encoder_decoder)

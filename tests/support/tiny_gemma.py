@@ -106,12 +106,13 @@ def gemma3(
 
 def save_processor(model: Gemma3ForConditionalGeneration, tokenizer: Any, folder: Path) -> None:
     """Writes the processor beside the model."""
-    side = model.config.vision_config.image_size
+    config: Any = model.config
+    side = config.vision_config.image_size
     images = Gemma3ImageProcessorPil(
         size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
     Gemma3Processor(
-        images, tokenizer, chat_template=TEMPLATE, image_seq_length=model.config.mm_tokens_per_image
+        images, tokenizer, chat_template=TEMPLATE, image_seq_length=config.mm_tokens_per_image
     ).save_pretrained(folder)
 
 

@@ -43,7 +43,8 @@ def _tokenizer() -> tuple[PreTrainedTokenizerFast, dict[str, int], int]:
     tokenizer = tiny_models.llama_tokenizer()
     tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})
     marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    tokenizer.add_tokens([AddedToken(m, normalized=False, special=True) for m in marks], special_tokens=True)
+    added: Any = [AddedToken(m, normalized=False, special=True) for m in marks]
+    tokenizer.add_tokens(added, special_tokens=True)
     tokenizer.chat_template = TEMPLATE
     ids = {mark: tiny_models.token_id(tokenizer, mark) for mark in marks}
     return tokenizer, ids, tiny_models.token_id(tokenizer, "<|im_end|>")
@@ -117,7 +118,8 @@ def qwen3_vl(
 
 def save_processors(model: Model, folder: Path) -> None:
     """The settings of pictures and videos: transformers' processor of the whole model needs torchvision, for videos."""
-    unit = model.config.vision_config.patch_size * model.config.vision_config.spatial_merge_size
+    vision: Any = model.config.vision_config
+    unit = vision.patch_size * vision.spatial_merge_size
     normal: dict[str, Any] = {}
     least, most = 4 * unit**2, 8 * unit**2
     if isinstance(model, Qwen3VLForConditionalGeneration):
@@ -125,7 +127,7 @@ def save_processors(model: Model, folder: Path) -> None:
         most *= 8  # of all frames together
     Qwen2VLImageProcessorPil(
         size={"shortest_edge": 4 * unit**2, "longest_edge": 24 * unit**2},
-        patch_size=model.config.vision_config.patch_size,
+        patch_size=vision.patch_size,
         **normal,
     ).save_pretrained(folder)
     size = {"shortest_edge": least, "longest_edge": most}

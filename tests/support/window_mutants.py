@@ -55,7 +55,7 @@ def window_by_slot_on_a_device(patch: Patch) -> None:
 
 
 def _window_of(patch: Patch, more: int) -> None:
-    made = CausalMask.__init__
+    made: Any = CausalMask.__init__
 
     def wrong(self: Any, *given: Any) -> None:
         *rest, window = given
