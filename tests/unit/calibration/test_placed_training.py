@@ -77,7 +77,7 @@ def test_texts_know_the_models_positions(placed: Target, answered: RecordSet, tm
 @torch.no_grad()
 def test_unrolled_steps_stand_behind_the_places_own(placed: Target, answered: RecordSet) -> None:
     """Step j of a place stands j behind it on every axis, as in AngelSlim's training; one axis gives other rows."""
-    network = objective_for(EagleOptions(positions="model"), placed).network
+    network: Any = objective_for(EagleOptions(positions="model"), placed).network
     generator = torch.Generator().manual_seed(3)
     for value in network.parameters():
         value.add_(torch.randn(value.shape, generator=generator), alpha=0.3)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from vlmexport.exporter.drafts.common.attention_cache import mrope_axes
+from vlmexport.exporter.drafts.common.verifier import Verifier
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.eagle3 import Eagle3Draft
 from vlmexport.exporter.drafts.eagle.eagle3_network import Eagle3Config, Eagle3Network
 from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig
+from vlmexport.exporter.drafts.folders import open_draft
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.positions import positions_of_slots
 from vlmexport.runtime.families.mrope import Span, positions
@@ -133,8 +139,6 @@ def test_a_vispec_layer_has_one_axis() -> None:
 
 def test_one_axis_is_not_described(tmp_path: Path) -> None:
     """Folders and fingerprints of layers from before are what they were; those of layers with axes tell them."""
-    from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
-
     target = {"name": "a", "fingerprint": "b", "num_layers": 2}
     plain = EagleDraft(network=EagleNetwork(EagleConfig(WIDTH, 200, 3, 1, 16, 128)), target=target)
     plain.save(tmp_path / "plain")
@@ -145,3 +149,22 @@ def test_one_axis_is_not_described(tmp_path: Path) -> None:
     placed.save(tmp_path / "placed")
     assert EagleDraft.load(tmp_path / "placed").network.config == config
     assert placed.entry("float32")["position"] == "mrope"
+
+
+@pytest.mark.parametrize("axes", [QWEN3, IN_SECTIONS], ids=["alternating", "in sections"])
+def test_the_format_of_speculators_keeps_the_axes(tmp_path: Path, axes: dict[str, Any]) -> None:
+    """Written and read again it is the same layer; who writes it is told that others may read one axis."""
+    draft = Eagle3Draft(network=wide(**axes), target={"name": "a", "fingerprint": None, "num_layers": 2})
+    document, tensors = draft.checkpoint("speculators", Verifier("a/b", ("C",)))
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    save_file({name: value.contiguous() for name, value in tensors.items()}, tmp_path / "model.safetensors")
+    again = open_draft(tmp_path)
+    assert isinstance(again, Eagle3Draft) and again.network.config == draft.network.config
+    (line,) = draft.export_notices(None)  # type: ignore[arg-type]
+    assert f"mrope_section {list(axes['mrope_section'])}" in line
+    plain = Eagle3Draft(network=wide(), target=draft.target)
+    assert not plain.export_notices(None)  # type: ignore[arg-type]
+    assert (
+        "rope_scaling"
+        not in plain.checkpoint("speculators", Verifier("a/b", ("C",)))[0]["transformer_layer_config"]
+    )
