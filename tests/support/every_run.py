@@ -8,7 +8,7 @@ cases (`pairs.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -97,11 +97,39 @@ KEPT: dict[str, int | str] = {
 """File below tests/, with or without `::test` → how many of the cases every run has, evenly spread, or a pattern of their ids."""
 
 
+ALIKE = ("internvl", "qwen2-vl", "smolvlm")
+"""Families whose decoder is another's, behind a tower of their own."""
+
+WITH_ALIKE = (
+    "contract/test_contract.py",
+    "contract/test_graphs.py",
+    "contract/test_lossless.py",
+    "contract/test_mutants.py",
+    "contract/test_vispec.py",
+    "unit/calibration/test_training.py",
+    "unit/calibration/test_vispec_training.py",
+)
+"""What every run has of `ALIKE` in the contract suite and of calibration, on ONNX Runtime and in float32: the rest is the
+decoder's, which another family proves."""
+
+
+def is_anothers(file: str, params: Mapping[str, object]) -> bool:
+    """Whether a case of a test in `file` with these parameters is one of `ALIKE` that `make test-all` runs alone."""
+    names = [str(value) for value in params.values() if str(value).startswith(ALIKE)]
+    if not names or not file.startswith(("contract/", "unit/calibration/")):
+        return False
+    narrow = any("-weights-" in name or "float16" in name for name in names)
+    return narrow or file not in WITH_ALIKE or params.get("engine", "onnxruntime") != "onnxruntime"
+
+
 def mark_the_rest_slow(items: Iterable[pytest.Item], root: str) -> None:
-    """Give `slow` to the cases of `KEPT` that are not in every run. `root`: the folder tests/ with a slash at its end."""
+    """Give `slow` to the cases of `KEPT` and of `ALIKE` that are not in every run. `root`: the folder tests/ with a slash at
+    its end."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         file = str(item.path).removeprefix(root)
+        if is_anothers(file, getattr(getattr(item, "callspec", None), "params", {})):
+            item.add_marker(pytest.mark.slow)
         name = f"{file}::{getattr(item, 'originalname', item.name)}"
         key = name if name in KEPT else file
         if key in KEPT and item.get_closest_marker("slow") is None:
