@@ -112,12 +112,10 @@ def _streamed(checkpoint: Checkpoint, dtype: torch.dtype, compute: torch.dtype =
             )
             module.register_forward_hook(_dropper(owned))
     for module in model.modules():
-        if isinstance(
-            module, PreTrainedModel
-        ):  # its `device` is that of its first parameter, where some put what they compute
-            module.register_parameter(
-                "on_cpu", nn.Parameter(torch.empty(0, dtype=compute), requires_grad=False)
-            )
+        # Its `device` is that of its first parameter, and some models put there what they compute.
+        if isinstance(module, PreTrainedModel):
+            nothing = nn.Parameter(torch.empty(0, dtype=compute), requires_grad=False)
+            module.register_parameter("on_cpu", nothing)
     return model.eval()
 
 

@@ -182,7 +182,7 @@ BUNDLES = {
     "llava-two-cuts": Recipe("llava", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "llava-next-two-cuts": Recipe("llava-next", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "qwen2-vl": Recipe(
-        "qwen2-vl", changes={**FUSED, "seed": 30}, head="shared", taps=(1, 1, 1), placed=("eagle",)
+        "qwen2-vl", changes={**FUSED, "seed": 47}, head="shared", taps=(1, 1, 1), placed=("eagle",)
     ),
     # A cut lies between the layers behind which embeddings of pictures are added.
     "qwen3-vl": Recipe(

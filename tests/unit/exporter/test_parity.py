@@ -339,11 +339,11 @@ def test_first_difference() -> None:
 def test_the_streamed_reference_holds_no_weights_and_agrees(tiny_checkpoint: Callable) -> None:
     checkpoint = open_checkpoint(tiny_checkpoint("llama"))
     whole, streamed = (load_reference(checkpoint, streamed=s) for s in (False, True))
-    assert all(p.is_meta for p in streamed.parameters())
+    assert all(p.is_meta or not p.numel() for p in streamed.parameters())
     ids = torch.arange(5, 14)[None]
     with torch.no_grad():
         assert torch.equal(whole(ids).logits, streamed(ids).logits)
-    assert all(p.is_meta for p in streamed.parameters())
+    assert all(p.is_meta or not p.numel() for p in streamed.parameters())
 
 
 def test_pieces_equal_the_whole_graph(tiny_bundle: Callable) -> None:
