@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -23,14 +22,3 @@ class Qwen2_5_VLFamily(Qwen2VLFamily):
     def pace(self, seconds: torch.Tensor) -> Tensors:
         """See `Qwen2VLFamily`."""
         return {"second_per_grid_ts": seconds}
-
-    def positions(self, input_ids: torch.Tensor, vision: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """See `QwenVLFamily`."""
-        grids = {name: vision[name] for name in ("image_grid_thw", "video_grid_thw") if name in vision}
-        found, _ = self.vision.model.model.get_rope_index(
-            input_ids,
-            **self.forward_arguments(input_ids),
-            **grids,
-            second_per_grid_ts=vision.get("second_per_grid_ts"),
-        )
-        return found

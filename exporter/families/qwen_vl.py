@@ -39,9 +39,10 @@ class QwenVLFamily(Family):
 
     def positions(self, input_ids: torch.Tensor, vision: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """int64 [3, 1, n] of a prompt, by the model's own `get_rope_index`."""
-        grids = {name: vision[name] for name in ("image_grid_thw", "video_grid_thw") if name in vision}
+        names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+        sizes = {name: vision[name] for name in names if name in vision}
         found, _ = self.vision.model.model.get_rope_index(
-            input_ids, **self.forward_arguments(input_ids), **grids
+            input_ids, **self.forward_arguments(input_ids), **sizes
         )
         return found
 

@@ -12,7 +12,7 @@ from ..bundle.manifest import ImageInfo, VideoInfo
 from ..common.errors import BundleError, ImageError
 from ..images.load import load_image
 from ..images.processors.split import settings_of, split
-from ..images.video import Clip, Video, open_video
+from ..images.video import Clip, Video, open_with_rate
 from ..text.numbers import in_words
 from .base import Prepared, Prompt, Source, View, image_list, views_of
 from .chat import Media, Medium, lay_out
@@ -95,18 +95,16 @@ class Frames:
 
         Raises ImageError for a video without a rate.
         """
-        clip = open_video(video)
-        if clip.fps is None:
-            raise ImageError(f"{clip.name}: nobody knows its rate; give Video(frames, fps=...) (--video-fps)")
-        wanted, seconds, last = video.sample_fps or info.fps, clip.count / clip.fps, clip.count - 1
+        clip, fps = open_with_rate(video)
+        wanted, seconds, last = video.sample_fps or info.fps, clip.count / fps, clip.count - 1
         count = max(1, min(round(wanted * seconds), info.max_frames))
         start, end = 0, last
         if seconds - 2 * SKIPPED > info.max_frames * wanted:
-            start, end = int(SKIPPED * clip.fps), min(int(clip.count - SKIPPED * clip.fps), last)
+            start, end = int(SKIPPED * fps), min(int(clip.count - SKIPPED * fps), last)
         if start >= end:
             start, end = 0, last
         chosen = np.unique(np.linspace(start, end, count, dtype=int))
-        return cls(clip, chosen.tolist(), clip.fps)
+        return cls(clip, chosen.tolist(), fps)
 
     def text(self, tile_embeds: int) -> Written:
         """What the video becomes: how many frames of how long a video, and when each was seen. Transformers'

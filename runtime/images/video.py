@@ -57,6 +57,14 @@ def open_video(video: Video) -> Clip:
     return _Frames("the video", source, video.fps, video.channels)
 
 
+def open_with_rate(video: Video) -> tuple[Clip, float]:
+    """(what the video holds, frames per second). Raises `ImageError` where nobody knows the rate."""
+    clip = open_video(video)
+    if clip.fps is None:
+        raise ImageError(f"{clip.name}: nobody knows its rate; give Video(frames, fps=...) (--video-fps)")
+    return clip, clip.fps
+
+
 def sampled(count: int, fps: float, wanted: float, least: int, most: int, group: int) -> list[int]:
     """Which of `count` frames, taken at `fps`, are seen at `wanted` frames a second: at least `least` and at most `most`
     where there are so many, in whole `group`s, evenly spread. All of a video that is shorter than a group.

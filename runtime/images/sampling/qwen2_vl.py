@@ -11,10 +11,10 @@ from typing import TypeVar
 from PIL import Image
 
 from ...bundle.manifest import VideoInfo
-from ...common.errors import BundleError, ImageError
+from ...common.errors import BundleError
 from ..grid import Grid
 from ..processors.patches import fitted
-from ..video import Clip, Video, open_video, sampled
+from ..video import Clip, Video, open_with_rate, sampled
 
 F = TypeVar("F")
 
@@ -52,14 +52,6 @@ class SampledVideo:
     def filled(self, frames: list[F]) -> list[F]:
         """The frames, the last one again until the last group is whole."""
         return frames + frames[-1:] * (-len(frames) % self.group)
-
-
-def open_with_rate(video: Video) -> tuple[Clip, float]:
-    """(what the video holds, frames per second). Raises `ImageError` where nobody knows the rate."""
-    clip = open_video(video)
-    if clip.fps is None:
-        raise ImageError(f"{clip.name}: nobody knows its rate; give Video(frames, fps=...) (--video-fps)")
-    return clip, clip.fps
 
 
 def sample_video(video: Video, info: VideoInfo, grid: Grid) -> SampledVideo:

@@ -15,8 +15,8 @@ from ...bundle.manifest import VideoInfo
 from ...common.errors import ImageError
 from ..grid import Grid
 from ..processors.patches import check_ratio
-from ..video import Video
-from .qwen2_vl import SampledVideo, open_with_rate
+from ..video import Video, open_with_rate
+from .qwen2_vl import SampledVideo
 
 
 @dataclass(frozen=True)
