@@ -16,7 +16,6 @@ import os
 import random
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import psutil
 
 from benchmarks.machine import save
+from benchmarks.workers import Worker
 from tests.support.programs import program
 
 ENGINES = {
@@ -65,31 +65,6 @@ def serve(name: str, options: argparse.Namespace) -> None:
         print(json.dumps([*spent, [by_request[i][0] for i in range(len(asked))]]), flush=True)
 
 
-class Worker:
-    """One engine in a process of its own."""
-
-    def __init__(self, name: str) -> None:
-        command = program("benchmarks.generate_data", *sys.argv[1:], "--serve", name)
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
-        )
-        assert self._receive() == "ready"
-
-    def _receive(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("a worker died; its message is above")
-        return json.loads(line)
-
-    def ask(self, records: int) -> tuple[float, float, list[list[int]]]:
-        """Seconds, processor seconds and answers of the first records."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(records) + "\n")
-        self.process.stdin.flush()
-        return self._receive()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -108,7 +83,10 @@ def main() -> None:
     if options.serve:
         serve(options.serve, options)
         return
-    workers = {name: Worker(name) for name in options.engine or ENGINES}
+    workers = {
+        name: Worker(program("benchmarks.generate_data", *sys.argv[1:], "--serve", name))
+        for name in options.engine or ENGINES
+    }
     for worker in workers.values():  # warm-up, with as many processes as the rounds use
         worker.ask(options.records)
     rates: dict[str, list[float]] = {name: [] for name in workers}

@@ -18,13 +18,13 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.machine import save
-from benchmarks.plain_decoding import THREADS, Worker, prompts
+from benchmarks.plain_decoding import THREADS, prompts, start
+from benchmarks.workers import Worker
 from tests.support.programs import program
 
 COPIED = (
@@ -64,30 +64,6 @@ def serve(path: str, new_tokens: int) -> None:
         print(json.dumps([list(result.tokens), 1 / speed, stats.tau]), flush=True)
 
 
-class Bundle:
-    """A session in a process of its own."""
-
-    def __init__(self, path: str, new_tokens: int) -> None:
-        command = program("benchmarks.integer_decoding", "--serve", path, new_tokens)
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.answer()
-
-    def answer(self) -> Any:
-        """The next line."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("a worker died; its message is above")
-        return json.loads(line)
-
-    def ask(self, ids: list[int], draft: str) -> tuple[list[int], float, float]:
-        """(tokens, seconds per token, tokens per cycle)."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([ids, draft]) + "\n")
-        self.process.stdin.flush()
-        return tuple(self.answer())
-
-
 def named(value: str) -> tuple[str, str]:
     """NAME=DIR."""
     name, equals, path = value.partition("=")
@@ -112,12 +88,12 @@ def main() -> None:
     options = parser.parse_args()
     arms: dict[str, Callable[[list[int]], tuple[list[int], float, float]]] = {}
     for name, path in options.bundle:
-        bundle = Bundle(path, options.new_tokens)
+        bundle = Worker(program("benchmarks.integer_decoding", "--serve", path, options.new_tokens))
         for draft in ("none", DRAFT):
             arm = name if draft == "none" else f"{name} + {draft}"
-            arms[arm] = lambda ids, bundle=bundle, draft=draft: bundle.ask(ids, draft)
+            arms[arm] = lambda ids, bundle=bundle, draft=draft: bundle.ask([ids, draft])
     for name, path in options.genai:
-        worker = Worker("onnxruntime-genai", path, options.new_tokens)
+        worker = start("onnxruntime-genai", path, options.new_tokens)
         arms[f"onnxruntime-genai {name}"] = lambda ids, worker=worker: (
             (answer := worker.ask(ids))[0],
             answer[2],

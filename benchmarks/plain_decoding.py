@@ -15,12 +15,12 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
 
 from benchmarks.machine import save
+from benchmarks.workers import Worker
 from tests.support.programs import program
 
 THREADS = 2
@@ -130,26 +130,9 @@ def serve(engine: str, path: str, new_tokens: int) -> None:
         print(json.dumps(generate(json.loads(line))), flush=True)
 
 
-class Worker:
-    """One engine in a process of its own."""
-
-    def __init__(self, engine: str, path: str, new_tokens: int) -> None:
-        command = program("benchmarks.plain_decoding", "--serve", engine, path, new_tokens)
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.receive() == "ready"
-
-    def receive(self) -> object:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("a worker died; its message is above")
-        return json.loads(line)
-
-    def ask(self, ids: list[int]) -> tuple[list[int], float, float]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(ids) + "\n")
-        self.process.stdin.flush()
-        return self.receive()  # type: ignore[return-value]
+def start(engine: str, path: str, new_tokens: int) -> Worker:
+    """One engine in a process of its own; asked for token ids, it answers (tokens, seconds to the first, per token)."""
+    return Worker(program("benchmarks.plain_decoding", "--serve", engine, path, new_tokens))
 
 
 def main() -> None:
@@ -170,7 +153,7 @@ def main() -> None:
     paths = {"transformers": options.model, "vlmexport": options.bundle}
     if options.genai:
         paths["onnxruntime-genai"] = options.genai
-    workers = {name: Worker(name, path, options.new_tokens) for name, path in paths.items()}
+    workers = {name: start(name, path, options.new_tokens) for name, path in paths.items()}
     all_ids = prompts(options.model, options.prompts)
     equal = 0
     for ids in all_ids:

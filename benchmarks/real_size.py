@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks.build_memory import command, watched
 from benchmarks.machine import save, stored
+from benchmarks.published_shapes import MODELS as PUBLISHED
 from tests.support.programs import program
 
 SHARD = 2_000_000_000
@@ -128,6 +129,10 @@ CASES: dict[str, dict[str, Any]] = {
         "build": ["--draft-layer", "12"],
         "run": True,
     },
+    "qwen3-vl-4b": {**PUBLISHED["qwen3-vl-4b"], "build": ["--draft-layer", "9", "--max-pixels", "401408"], "run": True},
+    "smolvlm2-2.2b": {**PUBLISHED["smolvlm2-2.2b"], "build": ["--draft-layer", "6"], "run": True},
+    "smolvlm2-256m": {**PUBLISHED["smolvlm2-256m"], "build": ["--draft-layer", "8"], "run": True},
+    "internvl3-2b": {**PUBLISHED["internvl3-2b"], "build": ["--draft-layer", "7"], "run": True},
 }  # fmt: skip
 
 
