@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ...exporter.families.common.base import Family
 from ...exporter.families.common.parts import ReferencePrompt
+from ...exporter.families.common.prompt_text import token_runs
 from ...exporter.families.common.reference import decoder_prefix
 
 Span: TypeAlias = "tuple[int, int, int]"
@@ -52,14 +52,7 @@ def _spans(family: Family, prompt: ReferencePrompt) -> list[Span]:
     """Every picture and video in what the decoder reads."""
     if family.decoder.cross_attention:
         return []
-    spans: list[Span] = []
-    position = 0
-    for token, run in groupby(decoder_prefix(prompt)):
-        end = position + len(list(run))
-        if token in placeholder_tokens(family):
-            spans.append((token, position, end))
-        position = end
-    return spans
+    return token_runs(decoder_prefix(prompt), placeholder_tokens(family))
 
 
 def _by_token(family: Family, image_embeds: Tensor, spans: Sequence[Sequence[Span]]) -> dict[int, Tensor]:

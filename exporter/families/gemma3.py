@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +13,9 @@ from ...runtime.families.base import image_list
 from ...runtime.families.gemma3 import BEGIN, END, pictures
 from ..checkpoint.checkpoint import Checkpoint
 from .common.base import Family
+from .common.config_checks import check_language_model
 from .common.parts import ReferencePrompt
-from .common.prompt_text import marked_text
+from .common.prompt_text import marked_text, token_runs
 from .languages.gemma3_text import Gemma3Language
 from .vision.gemma3 import Gemma3Vision
 
@@ -30,11 +30,7 @@ class Gemma3Family(Family):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         config = self.config.text_config
-        if config.model_type != Gemma3Language.name:
-            raise UnsupportedModelError(
-                f"{checkpoint.architecture} with the language model {config.model_type!r} is not supported, only with "
-                f"{Gemma3Language.name!r}"
-            )
+        check_language_model(config, checkpoint.architecture, [Gemma3Language.name])
         self.language = Gemma3Language(checkpoint, config, "", "model.language_model.")
         self.vision: Gemma3Vision = Gemma3Vision(checkpoint, self.language.decoder.hidden_size)
         self.language.decoder = replace(self.language.decoder, max_block=self.vision.num_embeds)
@@ -63,7 +59,8 @@ class Gemma3Family(Family):
 
     def blocks(self, input_ids: torch.Tensor) -> list[list[Block]]:
         """The rows of each picture; between two pictures stands text."""
-        return [_runs(row, self.image_token_id) for row in input_ids.tolist()]
+        token = self.image_token_id
+        return [[(first, end) for _, first, end in token_runs(row, [token])] for row in input_ids.tolist()]
 
     def forward_arguments(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """`token_type_ids`: which tokens are a picture's."""
@@ -81,13 +78,3 @@ class Gemma3Family(Family):
         )
         ids = tuple(made["input_ids"][0].tolist())
         return ReferencePrompt(ids, self.vision.tensors(made) if images else None)
-
-
-def _runs(ids: list[int], token: int) -> list[Block]:
-    """[first, end) of each run of a token."""
-    runs, end = [], 0
-    for known, run in groupby(ids):
-        first, end = end, end + len(list(run))
-        if known == token:
-            runs.append((first, end))
-    return runs

@@ -14,6 +14,7 @@ from ...runtime.families.internvl import Marks
 from ...runtime.images.video import Video
 from ..checkpoint.checkpoint import Checkpoint
 from .common.base import Family
+from .common.config_checks import check_language_model
 from .common.parts import ReferencePrompt
 from .common.prompt_text import marked_text, replaced_marks, tokenized
 from .languages import language_class
@@ -33,11 +34,7 @@ class InternVLFamily(Family):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         config = self.config.text_config
-        if config.model_type not in LANGUAGES:
-            raise UnsupportedModelError(
-                f"{checkpoint.architecture} with the language model {config.model_type!r} is not supported, only with "
-                f"{', '.join(LANGUAGES)}"
-            )
+        check_language_model(config, checkpoint.architecture, LANGUAGES)
         self.language = language_class(config.model_type)(checkpoint, config, "", "model.language_model.")
         self.vision: InternViTVision = InternViTVision(checkpoint, self.language.decoder.hidden_size)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ...runtime.common.errors import InputError, UnsupportedModelError
+from ...runtime.common.errors import InputError
 from ...runtime.families.base import image_list
-from ...runtime.families.chat import placed
 from ...runtime.families.llava import pictures
-from ...runtime.text.messages import readable
 from ..checkpoint.checkpoint import Checkpoint
-from .common.base import Family, processor_surrounds
+from .common.base import Family
+from .common.config_checks import check_language_model
 from .common.parts import ReferencePrompt
+from .common.prompt_text import marked_text
 from .languages.llama import LlamaLanguage
 from .vision.clip import ClipVision
 
@@ -28,10 +27,7 @@ class LlavaFamily(Family):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         config = self.config.text_config
-        if config.model_type != "llama":
-            raise UnsupportedModelError(
-                f"{checkpoint.architecture} with the language model {config.model_type!r} is not supported, only with 'llama'"
-            )
+        check_language_model(config, checkpoint.architecture, ["llama"])
         self.language = LlamaLanguage(checkpoint, config, "", "model.language_model.")
         self.vision: ClipVision = self.tower(checkpoint, self.language.decoder.hidden_size)
 
@@ -49,17 +45,9 @@ class LlavaFamily(Family):
             processor.num_additional_image_tokens = 1  # the tower's class token
         if processor.vision_feature_select_strategy is None:
             processor.vision_feature_select_strategy = self.config.vision_feature_select_strategy
-        media = pictures(processor.image_token)
-        turns: Sequence[Any] | str = placed(prompt or "", ["image"] * len(images), self.chat_template, media)
-        if isinstance(turns, str):
-            text = turns
-        else:
-            turns = readable(self.chat_template or "", turns, processor.tokenizer.special_tokens_map)
-            text = processor.apply_chat_template(
-                turns, chat_template=self.chat_template, add_generation_prompt=True
-            )
-        special = isinstance(turns, str) or processor_surrounds(processor.tokenizer, text)
-        made = processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=special)
+        kinds = ["image"] * len(images)
+        text, surrounded = marked_text(self, prompt, kinds, pictures(processor.image_token))
+        made = processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=surrounded)
         ids = tuple(made["input_ids"][0].tolist())
         if not ids:
             raise InputError("the prompt has no tokens; write some text")

@@ -23,6 +23,7 @@ from ...runtime.images.video import Video, open_video
 from ...runtime.text.numbers import in_words
 from ..checkpoint.checkpoint import Checkpoint
 from .common.base import Family
+from .common.config_checks import check_language_model
 from .common.parts import ReferencePrompt
 from .common.prompt_text import marked_text, marks_in, replaced_marks, tokenized
 from .languages.llama import LlamaLanguage
@@ -42,10 +43,7 @@ class SmolVLMFamily(Family):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         config = self.config.text_config
-        if config.model_type != "llama":
-            raise UnsupportedModelError(
-                f"{checkpoint.architecture} with the language model {config.model_type!r} is not supported, only with 'llama'"
-            )
+        check_language_model(config, checkpoint.architecture, ["llama"])
         self.language = LlamaLanguage(checkpoint, config, "", "model.text_model.")
         self.vision: Idefics3Vision = Idefics3Vision(checkpoint, self.language.decoder.hidden_size)
 

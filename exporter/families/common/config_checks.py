@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from ....runtime.common.errors import UnsupportedModelError
@@ -58,6 +59,15 @@ def check_common(config: Any, architecture: str, *, windows: bool = False) -> No
     if kinds != {"full_attention"}:
         raise UnsupportedModelError(
             f"{architecture}: layer_types {sorted(kinds)} are not supported, only full_attention"
+        )
+
+
+def check_language_model(config: Any, architecture: str, known: Iterable[str]) -> None:
+    """Refuses a whole model whose language model is of another kind than the `known` ones."""
+    if config.model_type not in (known := list(known)):
+        names = ", ".join(map(repr, known))
+        raise UnsupportedModelError(
+            f"{architecture} with the language model {config.model_type!r} is not supported, only with {names}"
         )
 
 

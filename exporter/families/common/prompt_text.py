@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ....runtime.common.errors import InputError
@@ -46,3 +47,13 @@ def tokenized(family: Family, text: str, add_special_tokens: bool) -> list[int]:
     if not ids:
         raise InputError("the prompt has no tokens; write some text")
     return ids
+
+
+def token_runs(ids: Iterable[int], tokens: Collection[int]) -> list[tuple[int, int, int]]:
+    """(token, first position, end) of each run of one of `tokens` in a prompt."""
+    runs, end = [], 0
+    for token, run in groupby(ids):
+        first, end = end, end + len(list(run))
+        if token in tokens:
+            runs.append((token, first, end))
+    return runs

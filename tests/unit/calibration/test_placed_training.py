@@ -26,6 +26,7 @@ from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session.session import Session
 
+from tests.support.every_kind import counted_by_the_runtime
 from tests.support.training_targets import make_records, make_target, own_answers
 
 NEW = 14
@@ -127,15 +128,6 @@ def test_figures_are_those_of_the_runtime(placed: Target, answered: RecordSet, t
             parity=False,
         )
     )
-    counted = [0, 0, 0]
     with Session.load(tmp_path / "bundle") as session:
-        for record in answered:
-            image = None if record.image is None else record.image.load()
-            result = session.generate(
-                image=image, prompt=record.prompt, max_new_tokens=NEW, draft="eagle3", draft_length=3
-            )
-            assert tuple(result.tokens) == record.tokens
-            stats = result.stats
-            for at, value in enumerate((stats.cycles, stats.evaluated, stats.accepted)):
-                counted[at] += value
+        counted = counted_by_the_runtime(session, answered, "eagle3", 3, NEW)["chain"]
     assert counted == [found.cycles, found.evaluated, found.accepted] and counted[2] > 0

@@ -48,7 +48,7 @@ MARKS = {"start_image_token": None, "extra_special_tokens": {}}
 @pytest.mark.parametrize(
     ("file", "part", "values", "message"),
     [
-        (CONFIG, "text_config", {"model_type": "gpt_oss"}, "with the language model 'gpt_oss' .* llama, qwen2, qwen3"),
+        (CONFIG, "text_config", {"model_type": "gpt_oss"}, "with the language model 'gpt_oss' .* 'llama', 'qwen2', 'qwen3'"),
         (CONFIG, "text_config", {"model_type": "qwen3_moe"}, "with the language model 'qwen3_moe' is not supported"),
         (CONFIG, "vision_config", {"model_type": "clip_vision_model"}, "vision tower 'clip_vision_model'"),
         (CONFIG, "vision_config", {"image_size": [32, 64]}, r"image_size \[32, 64\] in patches of \[8, 8\]"),
