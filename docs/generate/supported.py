@@ -40,7 +40,7 @@ def pages() -> dict[str, str]:
     ]
     parts = [
         "# Supported models, drafts and engines",
-        "These tables come from the registries of the code. What was verified, and how, is in [Supported models](models.md).",
+        "These tables come from the registries of the code. What was verified, and how, is in [What was verified](verified.md).",
         "## Families",
         table(("family", "is", "names of `vlmexport models`"), named),
         "## Names",

@@ -19,7 +19,7 @@ from .hub import SMALL, described, download
 from .integer_tensors import shown_tensors
 from .layouts.table import find_layout, without_layout
 from .merging import Merger
-from .originals import check_converted
+from .originals import check_exportable
 from .tensors import TensorFiles
 
 LONGEST_FILE = 512 << 20
@@ -70,7 +70,7 @@ def open_checkpoint(
     )
     if not (folder / "config.json").is_file():
         raise ExportError(f"{folder} has no config.json; give a Hugging Face model folder")
-    check_converted(folder)
+    check_exportable(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError) as error:

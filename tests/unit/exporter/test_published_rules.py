@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.families.registry import family_for
@@ -402,6 +403,46 @@ def test_a_folder_in_the_authors_format_names_the_converted_one(
     change(path / "config.json", lambda d: d.update(architectures=[name], model_type=model_type))
     with pytest.raises(UnsupportedModelError, match=rf"{name} .*\({converted}"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            {"model_type": "moondream1", "architectures": ["HfMoondream"]},
+            "Moondream: its class comes as code",
+        ),
+        (
+            {"model_type": "moondream3", "architectures": ["Moondream3ForCausalLM"]},
+            "Moondream: its class comes as code",
+        ),
+        (
+            {"model_type": "openvla", "architectures": ["OpenVLAForActionPrediction"]},
+            "OpenVLA: its class comes as code",
+        ),
+        (
+            {"model_type": "pi0", "architectures": ["PI0ForConditionalGeneration"]},
+            "pi0: it makes actions by flow matching",
+        ),
+        ({"type": "pi05"}, "pi0.5: it makes actions by flow matching"),
+        ({"type": "smolvla"}, "SmolVLA: it makes actions by flow matching"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_refused_with_the_reason(
+    content: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UnsupportedModelError, match=f"is not supported: {reason}"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen3_vl_moe", "qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_5_moe"]
+)
+def test_a_mixture_of_experts_is_refused_with_the_reason(kind: str, tmp_path: Path) -> None:
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"experts=\d+ makes it a mixture of experts"):
+        open_checkpoint(tmp_path)
 
 
 def test_a_refusal_is_one_line_whatever_transformers_warns_of(folder: Callable[[str], Path]) -> None:
