@@ -1,6 +1,6 @@
 """Where a target ranks the right one of a record's choices, by the log-probability of each.
 
-All choices follow the same picture and turns, which the target reads once: every choice looks at their keys and values.
+All choices follow the same picture and turns, which the target reads once: every choice looks at what is cached of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from ...exporter.families.common.reference import collate, decoder_prefix, padded
 from ...exporter.parity.capture import caches, whole_cache
@@ -72,10 +73,10 @@ class _Prefix:
 
     def _given(self, count: int, length: int) -> dict[str, Any]:
         """What `count` continuations of `length` tokens are given of the prefix."""
-        own = Cache([_Read(layer.keys, layer.values, count) for layer in self._own.layers])
+        own = Cache([_read(layer, count) for layer in self._own.layers])
         given: dict[str, Any] = {"past_key_values": own, "use_cache": True}
         if self._cross is not None:
-            cross = Cache([_Read(layer.keys, layer.values, count) for layer in self._cross.layers])
+            cross = Cache([_read(layer, count) for layer in self._cross.layers])
             given["past_key_values"] = EncoderDecoderCache(own, cross)
             given["encoder_hidden_states"] = self._states.expand(count, -1, -1)
         if (
@@ -100,6 +101,29 @@ class _Read(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
         return torch.cat([self.keys, key_states], -2), torch.cat([self.values, value_states], -2)
+
+
+class _ReadConvolution(LinearAttentionLayer):
+    """The same of the rows [1, C, T] that a convolution has seen."""
+
+    def __init__(self, rows: Tensor, count: int) -> None:
+        super().__init__()
+        self.conv_states[0] = rows.expand(count, -1, -1)
+        self.is_conv_states_initialized[0] = self.has_previous_state[0] = True
+        self.record_past = True  # else one token alone would be written over the rows that all texts share
+
+    def update_conv_state(self, conv_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        rows = self.conv_states[0]
+        assert rows is not None
+        return torch.cat([rows, conv_states], -1)
+
+
+def _read(layer: Any, count: int) -> CacheLayerMixin | LinearAttentionLayer:
+    if isinstance(layer, LinearAttentionLayer):
+        rows = layer.conv_states[0]
+        assert rows is not None
+        return _ReadConvolution(rows, count)
+    return _Read(layer.keys, layer.values, count)
 
 
 def _decoder(model: Any) -> Any:

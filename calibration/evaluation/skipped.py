@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...exporter.families.common.cached_rows import cached_rows
 from ...exporter.families.common.layer_skip import Sublayers, attention_of, left_out
 from ...exporter.families.common.reference import collate, decoder_prefix
 from ...exporter.parity.capture import caches, whole_cache
-from ...runtime.graphs.values import MASKS, mask_of_layer
+from ...runtime.graphs.values import CONV_SLOTS, MASKS, mask_of_layer
 from ...runtime.policy.base import DraftPolicy
 from ...runtime.sampling.verify import Verdict
 from ...runtime.speedup.stats import Stats
@@ -38,7 +39,7 @@ class Known:
 
     `entering` [N, E] are hidden states that enter layer 0, positions included, `embedded` the embeddings of those of the text's
     tokens that were read, [n − 1, E]; `angles` (cos, sin) [N, D / 2] by layer where positions are rotary; `masks` [heads, N, N] as
-    graphs take them, by name; `caches` and `cross` (keys, values) [1, heads, T, D] by layer. `first` is the slot of the first token.
+    graphs take them, by name; `caches` [1, heads, T, size] by layer and name, `cross` (keys, values) by layer. `first` is the slot of the first token.
     """
 
     tokens: tuple[int, ...]
@@ -47,7 +48,7 @@ class Known:
     embedded: Tensor
     angles: list[tuple[Tensor, Tensor]]
     masks: dict[str, Tensor]
-    caches: list[tuple[Tensor, Tensor]]
+    caches: list[dict[str, Tensor]]
     cross: list[tuple[Tensor, Tensor]]
     logits: Tensor
     """[n − 1, V] the target's own behind each token but the last."""
@@ -95,7 +96,7 @@ def known(target: Target, record: Record) -> Known:
         target.embed(torch.tensor(answer[:-1], device=target.device)),
         seen["angles"],
         _masks(target, seen["hidden_states"].shape[1], seen.get("bias")),
-        [(layer.keys, layer.values) for layer in own.layers],
+        [cached_rows(layer) for layer in own.layers],
         [] if cross is None else [(layer.keys, layer.values) for layer in cross.layers],
         output.logits[0, first:],
     )
@@ -197,12 +198,14 @@ class _Drafting:
     def __init__(self, target: Target, text: Known, skip: Sublayers, places: Tensor) -> None:
         self.places, self._step = places, 0
         self._target, self._text, self._skip = target, text, skip
-        self._own: dict[int, tuple[Tensor, ...]] = {}
+        self._own: dict[int, dict[str, Tensor]] = {}
 
     def keep(self, kept: Tensor) -> None:
         """Go on with those of the chains for which bool [n] says so."""
         self.places = self.places[kept]
-        self._own = {index: tuple(each[kept] for each in caches) for index, caches in self._own.items()}
+        self._own = {
+            index: {name: rows[kept] for name, rows in caches.items()} for index, caches in self._own.items()
+        }
 
     def step(self, ids: Tensor) -> Tensor:
         """Logits [n, V] behind the next token int64 [n] of every chain."""
@@ -217,6 +220,9 @@ class _Drafting:
         added = text.entering[slots] - text.embedded[slots - text.first]
         hidden = (target.embed(ids) + added)[:, None]
         given: dict[str, Any] = {"write_indices": slots}
+        if (kernel := target.decoder.conv_kernel) is not None:
+            back = torch.arange(kernel - 1, 0, -1, device=target.device)
+            given[CONV_SLOTS] = (slots[:, None, None] - back).clamp(min=-1)
         masks = {name: mask[:, slots].transpose(0, 1)[:, :, None] for name, mask in text.masks.items()}
         if text.cross:
             shape = (count, 1, 1, text.cross[0][0].shape[2])
@@ -225,24 +231,29 @@ class _Drafting:
             attention, mlp = index in skip.attention, index in skip.mlp
             if attention and mlp:
                 continue
-            caches = (None, None) if attention else self._own.get(index) or _each(text.caches[index], count)
-            given |= {"hidden": hidden, "key_cache": caches[0], "value_cache": caches[1]}
-            given["attn_mask"] = masks[mask_of_layer(target.decoder.layer_types, index)]
+            known = text.caches[index]
+            caches: dict[str, Any] = (
+                dict.fromkeys(known) if attention else self._own.get(index) or _each(known, count)
+            )
+            given |= {"hidden": hidden, **caches}
+            mask = mask_of_layer(target.decoder.layer_types, index)
+            given["attn_mask"] = None if mask is None else masks[mask]
             if text.angles:
                 given["cos"], given["sin"] = (each[slots][:, None] for each in text.angles[index])
             if text.cross:
-                given["cross_key"], given["cross_value"] = _each(text.cross[index], count)
+                given["cross_key"], given["cross_value"] = (
+                    each.expand(count, -1, -1, -1) for each in text.cross[index]
+                )
             with left_out(language, layer, attention=attention, mlp=mlp):
                 hidden, *updated = language.run_layer(layer, given)
             if not attention:
-                self._own[index] = tuple(updated)
+                self._own[index] = dict(zip(known, updated, strict=True))
         return target.head(hidden[:, 0])
 
 
-def _each(caches: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+def _each(caches: dict[str, Tensor], count: int) -> dict[str, Tensor]:
     """[1, …] for each of `count` chains, without copies."""
-    keys, values = (each.expand(count, *each.shape[1:]) for each in caches)
-    return keys, values
+    return {name: rows.expand(count, -1, -1, -1) for name, rows in caches.items()}
 
 
 def replay(chains: Chains, policy: DraftPolicy, end_tokens: Collection[int]) -> Stats:

@@ -39,7 +39,7 @@ LIMITS = SimpleNamespace(max_length=7001, max_width=7013, max_batch=7)
 LAYOUT = TextLayout.of(LIMITS)  # type: ignore[arg-type]
 DIMENSIONS = {
     50021: "V", 1009: "E", 101: "H", 103: "Hkv", 107: "D", 109: "encoder heads", 113: "kv heads", 127: "head_dim",
-    131: "heads", 137: "ranks", 139: "queries", LIMITS.max_width: "max_width", LAYOUT.places: "places",
+    131: "heads", 137: "ranks", 139: "queries", 149: "C", 151: "kernel − 1", LIMITS.max_width: "max_width", LAYOUT.places: "places",
     LAYOUT.compared: "places behind the lead",
 }  # fmt: skip
 """Numbers of the manifests below → what they stand for."""
@@ -59,6 +59,12 @@ DRAFTS = (
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"position": "rotary"},
     {"position": "rotary", "layer_types": ["sliding_attention"] * 3, "sliding_window": 8},
+    {
+        "position": "rotary",
+        "layer_types": ["conv", "full_attention", "full_attention"],
+        "layer_caches": {"conv": [SimpleNamespace(name="conv_cache", num_heads=1, head_dim=149)]},
+        "conv_kernel": 152,
+    },
     {"position": "mrope"},
     {"position": "mrope", "deepstack_layers": 1},
     {"position": "learned", "cross_attention": True},
@@ -88,6 +94,10 @@ NOTES = {
     "updated_value_cache.i": "same address as the input",
     "updated_key_cache.0": "same address as the input",
     "updated_value_cache.0": "same address as the input",
+    "updated_conv_cache.i": "same address as the input",
+    "segment conv_slots": "where a layer has a causal convolution: the slots of the tokens before each token on its way, the nearest "
+    "last; −1 before the sequence, for zeros",
+    "segment conv_cache.i": "of layers with a causal convolution, in place of keys and values: `decoder.layer_caches` in the manifest",
     "cross_mask": "with cross-attention",
     "segment cross_key.i": "with cross-attention, as from `cross_kv`",
     "segment cross_value.i": "with cross-attention, as from `cross_kv`",
@@ -102,6 +112,7 @@ NOTES = {
     "commit source_rows": "cache slots",
     "commit updated_key_cache.i": "rows gathered, then written contiguously at `write_indices`",
     "commit updated_value_cache.i": "rows gathered, then written contiguously at `write_indices`",
+    "commit updated_conv_cache.i": "rows gathered, then written contiguously at `write_indices`",
     "imitation hidden": "after layer n",
     "imitation hidden_out": "enters `head`",
     "imitation positions": "with attention",
@@ -141,10 +152,11 @@ NOTES = {
     "mask ancestors": "whether the node in slot `start` + j is the row's own or above it",
     "mask slots": "0, 1, …",
     "mask first_positions": "where positions are an input: the position of slot `start`",
-    "mask slot_depths": "where a bias rides on masks, or a layer sees a window",
+    "mask slot_depths": "where a bias rides on masks, or a layer sees a window or has a convolution",
     "mask distance_bias": "where a bias rides on masks; its last row hides",
     "mask attn_mask": "as a segment takes it",
     "mask sliding_mask": "as a segment takes it",
+    "mask conv_slots": "as a segment takes it",
     "mask positions": "where a segment takes them",
     "raw_logits": "of the nodes of a tree",
     "said": "the text so far ([Text on a device](../explanation/device-cycles.md#text-on-a-device))",
@@ -167,6 +179,7 @@ def manifests() -> Iterator[Any]:
     shape: dict[str, Any] = {
         "num_layers": 3, "hidden_size": 1009, "num_heads": 101, "num_kv_heads": 103, "head_dim": 107, "mask_dtype": "bool",
         "mask_heads": 1, "cross_attention": False, "deepstack_layers": None, "layer_types": None,
+        "layer_caches": None, "conv_kernel": None,
     }  # fmt: skip
     for variant in VARIANTS:
         mrope = variant["position"] == "mrope"

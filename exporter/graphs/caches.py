@@ -27,6 +27,38 @@ class LayerCache:
         return 0
 
 
+class ConvCache:
+    """One layer's rows [batch, 1, cache, C] that a causal convolution reads; after the layer ran, the updated ones.
+
+    `slots` int64 [batch, width, kernel − 1] are those of the tokens before each token on its way, the nearest last; −1
+    where there is none.
+    """
+
+    def __init__(self, rows: torch.Tensor, write_indices: torch.Tensor, slots: torch.Tensor) -> None:
+        self.rows, self.write_indices, self.slots = rows, write_indices, slots
+
+    def windows(self, new: torch.Tensor) -> list[torch.Tensor]:
+        """Writes new rows [batch, width, C]; what the convolution reads for each token, its own row last: `kernel` times
+        [batch, width, C], zero before the sequence."""
+        batch, _, size = new.shape
+        kernel = self.slots.shape[2]
+        self.rows = kv_update(self.rows, new[:, None], self.write_indices)
+        index = self.slots.clamp(min=0).view(batch, 1, -1, 1).expand(-1, 1, -1, size)
+        taken = self.rows.gather(2, index).view(batch, -1, kernel, size)
+        missing = (self.slots < 0)[..., None]
+        before = torch.where(missing, torch.zeros((), dtype=new.dtype, device=new.device), taken)
+        return [*before.unbind(2), new]
+
+    def convolved(self, new: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """What a depthwise convolution of `weight` [C, 1, kernel] and `bias` [C] makes of new rows [batch, width, C], and of
+        those before them: products and sums, which are few enough to be cheaper than a convolution of one column."""
+        parts = [rows * weight[:, 0, place] for place, rows in enumerate(self.windows(new))]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total if bias is None else total + bias
+
+
 class _Always(dict):
     def get(self, *_: Any) -> bool:
         return True

@@ -21,8 +21,8 @@ __all__ = ["OPSET", "TENSORRT_10_3", "lower", "new_name"]
 def lower(model: ir.Model) -> ir.Model:
     """A lowered copy of a graph of a bundle, in the types that it has; weights stay references to their file.
 
-    Inputs and outputs are the graph's, but where it updates caches: `write_indices` is gone, `new_key.i` and `new_value.i`
-    are in place of `updated_key_cache.i` and `updated_value_cache.i`, and `new_mask` stands behind `attn_mask`, `new_sliding_mask` behind
+    Inputs and outputs are the graph's, but where it updates caches: `write_indices` is gone unless a convolution needs it,
+    `new_key.i` and `new_value.i` are in place of `updated_key_cache.i` and `updated_value_cache.i`, and `new_mask` stands behind `attn_mask`, `new_sliding_mask` behind
     `sliding_mask` (`rows`).
     Raises ExportError for an operator, or a use of one, that has no lowering.
     """

@@ -4,7 +4,8 @@
 kv_heads, width, head_dim], are outputs in place of the updated cache, and attention is over the cache and the new entries
 side by side. Its mask comes in two parts: `attn_mask` [batch, heads, width, cache] must hide every slot from the first
 new entry on, `new_mask` [batch, heads, width, width] is its block over the new entries. So do `sliding_mask` and
-`new_sliding_mask`.
+`new_sliding_mask`. A convolution, which gathers rows by their slots, takes those from `write_indices` on from the new
+entries; only such a graph still has that input.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from .rewriter import Rewriter, given, number_of, refuse_attributes
 
 
 def output_rows(graph: ir.Graph, write: Rewriter, attentions: Attentions) -> None:
-    """Rewrites every cache update of `graph`, in place, and the attentions that read one. Raises ExportError where an
-    updated cache is read by anything else."""
+    """Rewrites every cache update of `graph`, in place, and the attentions and gathers that read one. Raises ExportError
+    where an updated cache is read by anything else."""
     updates = {node.outputs[0]: node for node in graph if node.op_type == "TensorScatter"}
     for node in updates.values():
         _check_update(node)
     for node in list(graph):
         if node.op_type == "Attention" and given(node, 1) in updates:
             attentions.replace(node, _parts(graph, node, updates))
+        elif node.op_type == "GatherElements" and given(node, 0) in updates:
+            _take_rows(write, node, updates[given(node, 0)])
     for cache, node in updates.items():
         readers = [use.node.op_type for use in cache.uses()]
         if readers:
@@ -59,6 +62,23 @@ def _parts(graph: ir.Graph, node: ir.Node, updates: dict[ir.Value, ir.Node]) -> 
         own = ir.Value(name=new_mask, shape=ir.Shape([*mask.shape[:3], mask.shape[2]]), type=mask.type)
         graph.inputs.insert(list(graph.inputs).index(mask) + 1, own)
     return [Rows(given(keys, 0), given(values, 0), mask), Rows(given(keys, 1), given(values, 1), own)]
+
+
+def _take_rows(write: Rewriter, node: ir.Node, update: ir.Node) -> None:
+    """Rows by their slots: those that the update would have written are among its entries, the others in the cache."""
+    refuse_attributes(node, ("axis",))
+    if number_of(node, "axis", 0) != 2:
+        raise ExportError(f"GatherElements {node.name!r} takes no rows of a cache; it cannot be lowered")
+    write.before(node)
+    cache, new, start, slots = (given(update, 0), given(update, 1), given(update, 2), given(node, 1))
+    place = write.add("Sub", slots, write.add("Unsqueeze", start, write.integers(1, 2, 3)))
+    width = write.add("Shape", new, dtype=ir.DataType.INT64, start=2, end=3)
+    last = write.add("Sub", width, write.integers(1))
+    inside = write.add("Min", write.add("Max", place, write.integers(0)), last)
+    taken = write.add("GatherElements", new, inside, axis=2)
+    kept = write.add("GatherElements", cache, slots, axis=2)
+    is_old = write.add("Less", place, write.integers(0), dtype=ir.DataType.BOOL)
+    write.replace(node, write.add("Where", is_old, kept, taken, dtype=new.dtype))
 
 
 def _hand_out(graph: ir.Graph, write: Rewriter, node: ir.Node) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import DynamicCache
 
 from ...runtime.decoder.prompt_chunks import Block
 from ...runtime.graphs.values import deepstack_inputs
 from ..families.common.base import Family
+from ..families.common.cached_rows import cached_rows, recording_cache
 from ..families.common.hidden_states import hidden_states_after
 from ..families.common.parts import Parts
 
@@ -29,7 +29,7 @@ class Captured:
     """What the reference computed. `residuals[i]` enters layer i (key L: enters the final norm), [B, N, E]; key 0 is
     what the decoder is given, before any table of positions.
 
-    `keys`/`values` and `cross_keys`/`cross_values` are per layer, [B, heads, T, D]. `source_lengths` counts the real
+    `caches` [B, heads, T, size] are per layer, by the graphs' names; so are `cross_keys` and `cross_values`. `source_lengths` counts the real
     tokens of each sequence that cross-attention sees; `vision` are the inputs of each run of the vision graph, which give
     `image_embeds` one after the other. `positions` [axes, B, N] is None where they just count.
     """
@@ -38,8 +38,7 @@ class Captured:
     token_ids: Array
     embedded: Array
     residuals: dict[int, Array]
-    keys: list[Array]
-    values: list[Array]
+    caches: list[dict[str, Array]]
     logits: Array
     vision: list[dict[str, Array]] = field(default_factory=list)
     image_embeds: Array | None = None
@@ -65,7 +64,7 @@ class Captured:
     """[B, N, E] by the graphs' inputs: what is added behind the first layers where embeddings of pictures are."""
     error: Captured | None = None
     """How far the reference's float32 is from float64 (float32 − float64) where every part of the model is given what it
-    was given in float32: of `image_embeds`, `encoder_states`, keys and values, `residuals`, `final_hidden` and `logits`."""
+    was given in float32: of `image_embeds`, `encoder_states`, caches, `residuals`, `final_hidden` and `logits`."""
 
     def final(self, index: Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows [R, E] that the LM head reads, by their index int64 [R] among all, and their error."""
@@ -110,7 +109,6 @@ def capture(
             _array(parts.embed(ids)),
             residuals,
             [],
-            [],
             _array(output.logits),
             vision=family.vision.runs(pictures) if family.vision is not None and pictures else [],
             image_embeds=image_embeds,
@@ -124,16 +122,16 @@ def capture(
         own, cross = caches(output, crossing)
         if crossing:
             _add_source(captured, family, parts.embed, inputs, seen, cross)
-    captured.keys = [_array(layer.keys) for layer in own.layers]
-    captured.values = [_array(layer.values) for layer in own.layers]
+    captured.caches = [
+        {name: _array(rows) for name, rows in cached_rows(layer).items()} for layer in own.layers
+    ]
     return captured
 
 
 def whole_cache(family: Family) -> dict[str, Any]:
-    """Arguments of a model's forward with which it keeps keys and values of every position: transformers' own cache of a
-    layer that sees a window holds no more than that."""
-    windows = family.decoder.sliding_window is not None
-    return {"use_cache": True} | ({"past_key_values": DynamicCache()} if windows else {})
+    """Arguments of a model's forward with which it keeps caches of every position (`recording_cache`)."""
+    cache = recording_cache(family.decoder, family.language.config)
+    return {"use_cache": True} | ({} if cache is None else {"past_key_values": cache})
 
 
 def caches(output: Any, crossing: bool) -> tuple[Any, Any]:

@@ -13,11 +13,10 @@ from ...runtime.bundle.manifest import GraphInfo
 from ...runtime.decoder.masks import encoder_mask
 from ...runtime.decoder.prompt_chunks import blocks_within
 from ...runtime.drafts.layer_skip_options import kept_attention
-from ...runtime.engines.base import DTYPES
-from ...runtime.graphs.values import attention_masks, deepstack_inputs, positions_shape
+from ...runtime.graphs.values import caches_by_name, deepstack_inputs, segment_positions, slots_read
 from ..drafts.common.base import Draft
 from .capture import Captured
-from .host_masks import bias_of, masks_of
+from .host_masks import bias_of, slot_inputs_of
 from .numpy_graphs import WITHOUT_MODEL
 from .runner import GraphRunner
 from .tally import FLOOR, SHARE, ParityRow, Tally
@@ -153,7 +152,7 @@ def _layers(
     ends: Sequence[int],
     attention: Sequence[int],
 ) -> None:
-    """Rows after layers [first, end), and keys and values of those that attend."""
+    """Rows after layers [first, end), and the caches of those in `attention`."""
     error, last = _error(c), ends[1]
     steps, runs = run_layers(bundle, runner, graph, c, range(*ends), attention)
     for (start, end), outputs in zip(steps, runs, strict=True):
@@ -161,9 +160,9 @@ def _layers(
         tally.add("hidden", outputs["hidden_out"], *expected)
     count = c.residuals[ends[0]].shape[1]
     for i in attention:
-        for kind, expected, differs in (("key", c.keys, error.keys), ("value", c.values, error.values)):
-            cache = runs[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
-            tally.add(f"{kind}s", cache, expected[i], differs[i])
+        for name, expected in c.caches[i].items():
+            cache = runs[-1][f"updated_{name}.{i}"][:, :, :count]
+            tally.add(name, cache, expected, error.caches[i][name])
 
 
 def run_layers(
@@ -175,7 +174,7 @@ def run_layers(
     attention: Sequence[int],
 ) -> tuple[tuple[tuple[int, int], ...], list[dict[str, np.ndarray]]]:
     """(positions [start, end) of every step, its outputs): `layers` of the decoder, of which those in `attention`
-    have keys and values, on the hidden states that enter there. The reference runs all positions at once; the graph runs them as prefill,
+    have caches, on the hidden states that enter there. The reference runs all positions at once; the graph runs them as prefill,
     one token, and the rest."""
     decoder = bundle.manifest.decoder
     first = layers[0]
@@ -183,11 +182,15 @@ def run_layers(
     batch, count, _ = hidden.shape
     cache_len = count + SPARE
     noise = np.random.default_rng(3)
-    shape = (batch, decoder.num_kv_heads, cache_len, decoder.head_dim)
-    caches = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in attention]
-    stale = noise.standard_normal(shape, np.float32)  # one for all layers: they may be many and large
-    masks, read = masks_of(bundle, cache_len), attention_masks(decoder, attention)
-    positions = positions_shape(decoder.position, first)
+    shapes = {
+        f"{name}.{i}": (batch, heads, cache_len, size)
+        for name, own in caches_by_name(decoder, attention).items()
+        for i, (heads, size) in own.items()
+    }
+    # One for all layers: they may be many and large.
+    stale = {shape: noise.standard_normal(shape, np.float32) for shape in dict.fromkeys(shapes.values())}
+    inputs, read = slot_inputs_of(bundle, cache_len), slots_read(decoder, attention)
+    positions = segment_positions(decoder, first, attention)
     steps = ((0, count - 5), (count - 5, count - 4), (count - 4, count))
     runs: list[dict[str, np.ndarray]] = []
     for start, end in steps:
@@ -196,12 +199,12 @@ def run_layers(
             "write_indices": np.full(batch, start, np.int64),
         }
         for name in read:
-            mask = np.empty((batch, decoder.mask_heads, end - start, cache_len), DTYPES[decoder.mask_dtype])
+            written = inputs[name].written
+            feeds[name] = inputs[name].empty(batch=batch, width=end - start, cache=cache_len)
             for batch_index in range(batch):
-                masks[name].chain(mask, batch_index, start, end - start)
+                written.chain(feeds[name], batch_index, start, end - start)
                 for block in blocks_within(c.blocks[batch_index] if c.blocks else (), start, end):
-                    masks[name].block(mask, batch_index, start, *block)
-            feeds[name] = mask
+                    written.block(feeds[name], batch_index, start, *block)
         if positions is not None:
             sizes = tuple({"batch": batch, "width": end - start}.get(str(d), d) for d in positions)
             places = np.arange(cache_len) if c.positions is None else c.positions
@@ -213,8 +216,8 @@ def run_layers(
         if decoder.cross_attention:
             feeds |= _cross(c, attention, end - start)
         runs.append(feeds)
-    runs[0] |= dict.fromkeys(caches, stale)
-    return steps, runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in caches})
+    runs[0] |= {name: stale[shape] for name, shape in shapes.items()}
+    return steps, runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in shapes})
 
 
 def _error(c: Captured) -> Captured:

@@ -11,6 +11,7 @@ import torch
 
 from ..common.float64 import float64_arithmetic
 from ..families.common.base import Family
+from ..families.common.cached_rows import cached_rows
 from ..families.common.parts import Parts
 from .capture import Array, Captured, caches, recorded_parts, residuals_at, whole_cache, widened
 
@@ -54,8 +55,10 @@ def float32_errors(
                 for index, hidden_states in residuals.items()
                 if index
             },
-            errors(given.keys, own.layers, "keys"),
-            errors(given.values, own.layers, "values"),
+            [
+                {name: error(e[name], rows) for name, rows in cached_rows(layer).items()}
+                for e, layer in zip(given.caches, own.layers, strict=True)
+            ],
             error(given.logits, output.logits),
             image_embeds=error(given.image_embeds, seen["image"]) if "image" in seen else None,
             encoder_states=error(given.encoder_states, seen["encoder"]) if "encoder" in seen else None,

@@ -9,11 +9,10 @@ from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, Limits
 from ...runtime.decoder.device.logits_processors import of_cycle, of_request
 from ...runtime.decoder.masks import relations
 from ...runtime.decoder.token_tree import TokenTree
-from ...runtime.engines.base import DTYPES
 from ...runtime.graphs.text_layout import NOTHING, TextLayout
-from ...runtime.graphs.values import vocabulary
+from ...runtime.graphs.values import caches_by_name, vocabulary
 from ...runtime.sampling.logits_processors import Processors
-from .host_masks import masks_of
+from .host_masks import masks_of, slot_inputs_of
 from .runner import GraphRunner
 from .tally import Tally
 
@@ -21,12 +20,14 @@ from .tally import Tally
 def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
     decoder = bundle.manifest.decoder
     random = np.random.default_rng(5)
-    shape = (2, decoder.num_kv_heads, 12, decoder.head_dim)
-    names = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in range(decoder.num_layers)]
-    caches = {n: random.standard_normal(shape, np.float32) for n in names}
+    caches = {
+        f"{name}.{i}": random.standard_normal((2, heads, 12, size), np.float32)
+        for name, own in caches_by_name(decoder, range(decoder.num_layers)).items()
+        for i, (heads, size) in own.items()
+    }
     source, write = np.array([[4, 6, 9], [3, 7, 8]], np.int64), np.array([4, 2], np.int64)
     outputs = runner.run(graph.file, {"source_rows": source, "write_indices": write, **caches})
-    for name in names:
+    for name in caches:
         expected = caches[name].copy()
         for batch_index in range(2):
             expected[batch_index, :, write[batch_index] : write[batch_index] + 3] = caches[name][batch_index][
@@ -38,15 +39,13 @@ def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally)
 def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
     """A tree and a shorter chain behind other lengths, then the tree's last nodes alone, against the masks that the host
     makes."""
-    decoder, slots = bundle.manifest.decoder, 24
-    masks = masks_of(bundle, slots)
+    slots, masks = 24, masks_of(bundle, 24)
+    inputs = slot_inputs_of(bundle, slots)
     trees, starts = [TokenTree([0, 1, 2, 3, 4], [-1, 0, 0, 2, 3]), TokenTree.chain([0, 1, 2])], [7, 16]
-    expected = {
-        name: np.empty((2, decoder.mask_heads, 5, slots), DTYPES[decoder.mask_dtype]) for name in masks
-    }
-    for name, mask in masks.items():
+    expected = {name: one.empty(batch=2, width=5, cache=slots) for name, one in inputs.items()}
+    for name, one in inputs.items():
         for batch_index, (tree, start) in enumerate(zip(trees, starts, strict=True)):
-            mask.tree(expected[name], batch_index, start, tree)
+            one.written.tree(expected[name], batch_index, start, tree)
     depths, ancestors = (np.stack(each) for each in zip(*(relations(t, 5) for t in trees), strict=True))
     first = np.array([7, 12])
     feeds = {"start": np.array(starts), "slots": np.arange(slots), "first_positions": first}
@@ -55,7 +54,8 @@ def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -
         feeds |= {"depths": depths[:, nodes], "ancestors": ancestors[:, nodes]}
         outputs = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
         for name, whole in expected.items():
-            tally.add(name, outputs[name].astype(np.float32), whole[:, :, nodes].astype(np.float32))
+            own = whole[:, nodes] if whole.ndim == 3 else whole[:, :, nodes]
+            tally.add(name, outputs[name].astype(np.float32), own.astype(np.float32))
         if "positions" in outputs:
             places = np.broadcast_to(first[:, None] + depths[:, nodes], outputs["positions"].shape)
             tally.add("positions", outputs["positions"].astype(np.float32), places.astype(np.float32))

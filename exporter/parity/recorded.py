@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...runtime.graphs.values import caches_by_name
 from ..common.memory import RecordedMemory
 from ..families.common.base import Family
 from ..families.common.reference import reference_inputs
@@ -56,8 +57,13 @@ def row_counts(family: Family, length: int, *, streamed: bool) -> list[RowCount]
 
 
 def recorded_memory(family: Family, counts: Sequence[RowCount]) -> RecordedMemory:
-    """Of keys, values and logits of each of `compared_inputs`."""
+    """Of caches and logits of each of `compared_inputs`."""
     shape = family.decoder
-    own = 8 * shape.num_layers * shape.num_kv_heads * shape.head_dim + 4 * family.language.embedding.shape[0]
+    cached = sum(
+        heads * size
+        for own in caches_by_name(shape, range(shape.num_layers)).values()
+        for heads, size in own.values()
+    )
+    own = 4 * cached + 4 * family.language.embedding.shape[0]
     cross = 8 * shape.num_layers * shape.num_heads * shape.head_dim
     return RecordedMemory.of([count.decoded * own + count.source * cross for count in counts])

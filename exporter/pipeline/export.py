@@ -63,9 +63,8 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
         for spec in draft.graphs(store, family):
             add(spec)
         manifest.tensors |= describe_tensors(store, draft.tensors(family))
-    shape = family.decoder
-    layers = range(shape.num_layers)
-    add(GraphSpec("commit", "commit", build_commit(store, layers, shape.num_kv_heads, shape.head_dim)))
+    layers = range(family.decoder.num_layers)
+    add(GraphSpec("commit", "commit", build_commit(store, layers, family.decoder)))
     add(GraphSpec("mask", "mask", build_mask(store, manifest.decoder)))
     words = vocabulary(manifest)
     for name in CHANGING:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from ..common.errors import BundleError
 from ..graphs.registry import graph_roles
-from ..graphs.values import vocabulary
+from ..graphs.values import CONV_CACHE, KEY_VALUE, MASKS, vocabulary
 from .interfaces import check_interfaces
 from .schema import FLOATS, ITEM_SIZES, failure
 
@@ -53,6 +54,7 @@ def check_description(manifest: Manifest) -> None:
             "manifest field 'decoder.relative_bias' is null although decoder.position is relative_bias"
         )
     _check_visibility(decoder)
+    _check_caches(decoder)
     widest = manifest.limits.max_width
     if manifest.verify_width is not None and manifest.verify_width > widest:
         raise failure("verify_width", manifest.verify_width, f"at most limits.max_width ({widest})")
@@ -127,6 +129,30 @@ def _check_visibility(decoder: DecoderInfo) -> None:
     for name, value in causal.items():
         if value is not None and (decoder.mask_dtype != "bool" or decoder.cross_attention):
             raise failure(name, value, "null with a float mask or cross-attention")
+
+
+def _check_caches(decoder: DecoderInfo) -> None:
+    """What layers keep of the tokens before follows from their kinds."""
+    kinds, named = {*(decoder.layer_types or ())}, decoder.layer_caches or {}
+    if odd := sorted(named.keys() - (kinds - MASKS.keys())):
+        raise failure("decoder.layer_caches", odd, "kinds of layer_types that are no attention")
+    if missing := sorted(kinds - MASKS.keys() - named.keys()):
+        raise failure("decoder.layer_caches", [*named], f"with the caches of {missing[0]} layers")
+    for kind, own in named.items():
+        names = [cache.name for cache in own]
+        odd = [
+            name for name in names if not re.fullmatch("[a-z]+(_[a-z]+)*_cache", name) or name in KEY_VALUE
+        ]
+        if CONV_CACHE not in names or len({*names}) < len(names) or odd:
+            raise failure(
+                f"decoder.layer_caches.{kind}", names, f"{CONV_CACHE} and other NAME_cache, each once"
+            )
+    if bool(named) != (decoder.conv_kernel is not None):
+        raise failure("decoder.conv_kernel", decoder.conv_kernel, "set where layer_caches is")
+    if named and (decoder.mask_dtype != "bool" or decoder.cross_attention):
+        raise failure("decoder.layer_caches", [*named], "null with a float mask or cross-attention")
+    if named and not kinds & MASKS.keys():
+        raise failure("decoder.layer_types", sorted(kinds), "at least one kind with attention")
 
 
 def check_tokens(text: TextInfo, rows: int) -> None:

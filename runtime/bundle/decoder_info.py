@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..graphs.values import MASKS
+from ..graphs.values import LAYER_TYPES
 from .schema import (
     FLOATS,
     Part,
@@ -15,6 +15,7 @@ from .schema import (
     checked,
     integer,
     list_of,
+    mapping_of,
     number,
     optional,
     string,
@@ -39,7 +40,23 @@ class RelativeBias(Part):
 _RELATIVE_BIAS = optional(RelativeBias.parse)
 
 
-_LAYER_TYPES = optional(list_of(string(40, tuple(MASKS)), 1024))
+_LAYER_TYPES = optional(list_of(string(40, LAYER_TYPES), 1024))
+
+
+@dataclass(kw_only=True)
+class CacheInfo(Part):
+    """One cache of a kind of layer: for every slot a row [num_heads, head_dim]. Graphs call it NAME.LAYER."""
+
+    name: str = checked(string(40))
+    num_heads: int = checked(_HEADS)
+    head_dim: int = checked(integer(1, 1 << 20))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+_LAYER_CACHES = optional(mapping_of(list_of(CacheInfo.parse, 16), string(40, LAYER_TYPES)))
+
+SELDOM = ("layer_caches", "conv_kernel")
+"""Fields of `DecoderInfo` that a manifest has only where they say something."""
 
 
 @dataclass(kw_only=True)
@@ -51,7 +68,10 @@ class DecoderInfo(Part):
     Layers whose kind in `layer_types` is "sliding_attention" see the last `sliding_window` positions, a token's own
     included; null: every layer sees everything before a token. `max_block` is the most rows of a part of a prompt that
     sees itself in both directions (a picture's, say); null: prompts are causal. Rows of the embedding table enter the
-    decoder times `embedding_scale`; null: as they are."""
+    decoder times `embedding_scale`; null: as they are.
+
+    `layer_caches` are the caches of a layer by its kind; kinds that it does not name have `key_cache` and `value_cache`
+    of num_kv_heads × head_dim. `conv_kernel` is how many tokens a causal convolution sees, a token itself included."""
 
     num_layers: int = checked(integer(1, 1024))
     hidden_size: int = checked(integer(1, 1 << 20))
@@ -70,7 +90,17 @@ class DecoderInfo(Part):
     sliding_window: int | None = checked(optional(integer(1, 1 << 24)), default=None)
     max_block: int | None = checked(optional(integer(1, 1 << 24)), default=None)
     embedding_scale: float | None = checked(optional(number(1e-6, 1e6)), default=None)
+    layer_caches: dict[str, list[CacheInfo]] | None = checked(_LAYER_CACHES, default=None)
+    conv_kernel: int | None = checked(optional(integer(2, 64)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As of every part, without fields that few models have where they are null."""
+        return {
+            name: value
+            for name, value in super().to_dict().items()
+            if value is not None or name not in SELDOM
+        }
 
 
 @dataclass(kw_only=True)

@@ -14,6 +14,7 @@ from ..bundle.manifest import Manifest
 from ..common.errors import CapacityError, OptionError, PromptError
 from ..common.validation import integer
 from ..engines.base import DTYPES, Engine, View
+from ..graphs.values import layer_caches
 from .commit import Commit
 from .device_cycle import OnDevice, is_supported
 from .encoder import Encoder
@@ -21,7 +22,7 @@ from .exit_states import ExitStates
 from .forward_pass import PREFILL_STEP, PREFILL_WIDTH, ForwardPass
 from .forward_passes import ForwardPasses
 from .head import HeadOutputs
-from .kv_cache import BATCH_BUCKET, BUCKET, KVArena
+from .kv_cache import BATCH_BUCKET, BUCKET, KVArena, key_value
 from .logits import TargetLogits
 from .positions import next_position
 from .prompt_chunks import Block, blocks_within, prompt_chunks
@@ -91,13 +92,14 @@ class Decoder:
         if self.manifest.target_weights is not None and engine.host_memory:
             # For the rows of a least width, whichever it will be. Plans of a device take no longer cache than the bundle's.
             capacity += self.max_width - 1
-        dtype = engine.dtype("segment.0", "key_cache.0")
+        layers = [layer_caches(info, layer) for layer in range(info.num_layers)]
+        dtype = engine.dtype("segment.0", f"{next(iter(layers[0]))}.0")
+        beside = [key_value(cache.num_kv_heads, cache.head_dim) for cache in self.manifest.attending.values()]
         arena = KVArena(
-            engine, info.num_layers, info.num_kv_heads, info.head_dim, dtype, capacity, max_batch,
+            engine, [*layers, *beside], dtype, capacity, max_batch,
             bucket=BUCKET if max_batch == 1 else BATCH_BUCKET,
             # The bound length is a part of a kernel's shape, and when it grows depends on what is drafted.
             static=engine.static_cache or self.manifest.verify_width is not None,
-            beside=[(cache.num_kv_heads, cache.head_dim) for cache in self.manifest.attending.values()],
         )  # fmt: skip
         if engine.static_cache and arena.capacity != capacity:
             raise OptionError(

@@ -12,7 +12,7 @@ from ..bundle.manifest import Manifest
 from ..common.errors import PromptError
 from ..engines.base import DTYPES, Engine, View
 from ..engines.buffers import HostBuffer
-from .kv_cache import KVArena
+from .kv_cache import KVArena, key_value
 from .masks import encoder_mask
 
 
@@ -52,8 +52,7 @@ class Encoder:
         self._masked = 0  # source length that the encoder mask was written for
         self.arena = KVArena(
             engine,
-            self._layers,
-            *self._head,
+            [key_value(*self._head)] * self._layers,
             self._dtype,
             self._longest,
             max_batch,

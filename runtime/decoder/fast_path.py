@@ -6,14 +6,13 @@ Plain decoding of a small model is a hundred such passes a second and more, draf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from .embedding import Embedding
 from .encoder import Encoder
 from .forward_pass import ChainStep, ForwardPass
-from .masks import Seen
 
 
 def embedding_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequence[int]], None]:
@@ -31,12 +30,12 @@ def embedding_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequenc
 
 def chain_step(
     forward_pass: ForwardPass,
-    masks: Sequence[tuple[np.ndarray, Seen]],
+    masks: Sequence[tuple[np.ndarray, Mapping[int, np.ndarray]]],
     encoder: Encoder | None,
     fill: Callable[[Sequence[int]], None] | None,
     positions: Callable[[int], None] | None,
 ) -> ChainStep:
-    """The step of a prepared pass over one sequence. `masks`: arrays [heads, width, cache], and what each is for a chain by
+    """The step of a prepared pass over one sequence. `masks`: arrays of what the pass reads, and what each is for a chain by
     its start; `fill` writes the embeddings of tokens, `positions` the positions
     from a slot on, where the pass takes them."""
     indices, width = forward_pass.indices, forward_pass.width

@@ -143,7 +143,7 @@ class ForwardPasses:
             outputs |= updated
             if self._encoder is not None:
                 inputs |= self._encoder.bindings(1, layer, layer + 1, 0, batch)
-        positions = self.positions.attach(forward_pass, 0)
+        positions = self.positions.attach(forward_pass, 0, attention)
         if positions is not None:
             inputs["positions"] = positions
         forward_pass.calls.append(self.engine.bind(graph, inputs, outputs))
@@ -174,7 +174,7 @@ class ForwardPasses:
         inputs, outputs = self.arena.bindings(first, end, batch_index, batch)
         inputs |= {"hidden": source, **self.masks.read_by(range(first, end), shared)}
         inputs |= self.deepstack.views(range(first, end), target.shape)
-        positions = self.positions.attach(forward_pass, first)
+        positions = self.positions.attach(forward_pass, first, range(first, end))
         if positions is not None:
             inputs["positions"] = positions
         if self._encoder is not None:

@@ -1,4 +1,4 @@
-"""Key/value arenas: written in place by every graph, bound by address.
+"""Arenas of cached rows, keys and values above all: written in place by every graph, bound by address.
 
 The decoder's own arena holds `max_length + max_width` slots per sequence: a pass may write `max_width` slots beyond the
 longest sequence before the runtime lowers the length again. ONNX's `Attention` costs as much as the bound buffer is
@@ -15,6 +15,7 @@ import numpy as np
 
 from ..common.errors import CapacityError
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
+from ..graphs.values import KEY_VALUE
 
 BUCKET = 128
 """Slots by which the bound view grows."""
@@ -28,20 +29,28 @@ def cache_len_step(alignment: int, slot_bytes: int) -> int:
     return alignment // gcd(alignment, slot_bytes)
 
 
-class KVArena:
-    """K and V of some layers for the sequences of a batch, and how many slots of each sequence are valid.
+LayerShapes = Mapping[str, tuple[int, int]]
+"""The caches of one layer: name → (heads, size of a row), as `layer_caches` (`runtime/graphs/values.py`) says."""
 
-    Layout of one layer while `cache_len` slots are bound: `[batch, heads, cache_len, head_dim]`, contiguous from the
-    start of a buffer of `max_batch × heads × capacity × head_dim` elements: sequences can join and leave without moving
+
+def key_value(heads: int, head_dim: int) -> LayerShapes:
+    """The caches of a layer with attention."""
+    return dict.fromkeys(KEY_VALUE, (heads, head_dim))
+
+
+class KVArena:
+    """Cached rows of some layers for the sequences of a batch, and how many slots of each sequence are valid. Layers with
+    attention have keys and values; others have what their kind needs, in slots as well.
+
+    Layout of one cache while `cache_len` slots are bound: `[batch, heads, cache_len, size]`, contiguous from the
+    start of a buffer of `max_batch × heads × capacity × size` elements: sequences can join and leave without moving
     the others.
     """
 
     def __init__(
         self,
         engine: Engine,
-        layers: int,
-        heads: int,
-        head_dim: int,
+        layers: Sequence[LayerShapes],
         dtype: str,
         capacity: int,
         max_batch: int = 1,
@@ -49,16 +58,14 @@ class KVArena:
         bucket: int = BUCKET,
         static: bool = False,
         prefix: str = "",
-        beside: Sequence[tuple[int, int]] = (),
     ):
-        """`prefix` comes before `key_cache.i` in the names of the buffers; the bound view has a multiple of `bucket`
-        slots, or, when `static`, always the whole capacity. With several sequences both are rounded up, so that each
-        begins at an address that the engine can bind. `beside`: (heads, head_dim) of further layers, whose slots come,
-        move and go with those of the first `layers`."""
-        shapes = [(heads, head_dim)] * layers + list(beside)
+        """`layers`: the caches of each. `prefix` comes before `key_cache.i` in the names of the buffers; the bound view has
+        a multiple of `bucket` slots, or, when `static`, always the whole capacity. With several sequences both are
+        rounded up, so that each begins at an address that the engine can bind."""
         item = DTYPES[dtype].itemsize
         # The alignment is a power of two, and so is each of these: the largest is a multiple of the others.
-        units = [cache_len_step(engine.alignment, each * size * item) for each, size in {*shapes}]
+        rows = {shape for layer in layers for shape in layer.values()}
+        units = [cache_len_step(engine.alignment, heads * size * item) for heads, size in rows]
         self._unit = 1 if max_batch == 1 else max(units)
         capacity, bucket = self.aligned(capacity), self.aligned(bucket)
         self.capacity, self.max_batch = capacity, max_batch
@@ -71,17 +78,21 @@ class KVArena:
         self._beside: dict[str, Buffer] = {}
         self._growths: dict[tuple[int, int, int], Sequence[Call]] = {}
 
-        def allocated(kind: str) -> list[Buffer]:
-            return [
-                engine.allocate(
-                    f"{prefix}{kind}_cache.{layer}", max_batch * each * capacity * size * item, zeroed=True
-                )
-                for layer, (each, size) in enumerate(shapes)
-            ]
-
-        self.keys, self.values = allocated("key"), allocated("value")
-        self._buffers = [*zip(self.keys, shapes, strict=True), *zip(self.values, shapes, strict=True)]
-        self._shapes = shapes
+        self.layers: list[dict[str, Buffer]] = [{} for _ in layers]
+        """The caches of each layer, by name."""
+        for name in dict.fromkeys(name for layer in layers for name in layer):
+            for number, layer in enumerate(layers):
+                if name in layer:
+                    heads, size = layer[name]
+                    nbytes = max_batch * heads * capacity * size * item
+                    buffer = engine.allocate(f"{prefix}{name}.{number}", nbytes, zeroed=True)
+                    self.layers[number][name] = buffer
+        self._shapes = layers
+        self._buffers = [
+            (buffer, shapes[name])
+            for layer, shapes in zip(self.layers, layers, strict=True)
+            for name, buffer in layer.items()
+        ]
         self.reset()
 
     def aligned(self, cache_len: int) -> int:
@@ -96,7 +107,7 @@ class KVArena:
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+        return sum(buffer.nbytes for buffer, _ in self._buffers)
 
     def reset(self, batch: int = 1) -> None:
         """Start with `batch` sequences that have nothing cached."""
@@ -168,39 +179,45 @@ class KVArena:
             )
         self.lengths[batch_index] = length
 
-    def view(self, layer: int, batch_index: int = 0, batch: int | None = None) -> tuple[View, View]:
-        """Key and value views `[batch, heads, cache_len, head_dim]` of one layer, for sequences
+    def views(self, layer: int, batch_index: int = 0, batch: int | None = None) -> dict[str, View]:
+        """Views `[batch, heads, cache_len, size]` of the caches of one layer by name, for sequences
         batch_index..batch_index + batch − 1."""
-        count, shape = self.batch - batch_index if batch is None else batch, self._shapes[layer]
-        keys, values = self.keys[layer], self.values[layer]
-        return self._view(keys, shape, batch_index, count), self._view(values, shape, batch_index, count)
+        count = self.batch - batch_index if batch is None else batch
+        return {
+            name: self._view(buffer, self._shapes[layer][name], batch_index, count)
+            for name, buffer in self.layers[layer].items()
+        }
+
+    def view(self, layer: int, batch_index: int = 0, batch: int | None = None) -> tuple[View, View]:
+        """The keys and the values of `views`, of a layer with attention."""
+        keys, values = self.views(layer, batch_index, batch).values()
+        return keys, values
 
     def bindings(
         self, first: int, end: int, batch_index: int = 0, batch: int | None = None
     ) -> tuple[dict[str, View], dict[str, View]]:
-        """Inputs `key_cache.i value_cache.i` and outputs `updated_*` (same addresses) of layers first..end−1."""
+        """Inputs `key_cache.i value_cache.i …` and outputs `updated_*` (same addresses) of layers first..end−1."""
         inputs: dict[str, View] = {}
         outputs: dict[str, View] = {}
         for layer in range(first, end):
-            key, value = self.view(layer, batch_index, batch)
-            inputs[f"key_cache.{layer}"] = outputs[f"updated_key_cache.{layer}"] = key
-            inputs[f"value_cache.{layer}"] = outputs[f"updated_value_cache.{layer}"] = value
+            for name, view in self.views(layer, batch_index, batch).items():
+                inputs[f"{name}.{layer}"] = outputs[f"updated_{name}.{layer}"] = view
         return inputs, outputs
 
     def read(self, layer: int, batch_index: int = 0) -> Mapping[str, np.ndarray]:
-        """Copies of the valid slots of one sequence, `[heads, length, head_dim]`; for tests and tools."""
-        key, value = self.view(layer, batch_index, 1)
+        """Copies of the valid slots of one sequence, `[heads, length, size]` of `key`, `value` or what the layer has; for
+        tests and tools."""
         length = self.lengths[batch_index]
         return {
-            "key": self._engine.read(key)[0, :, :length].copy(),
-            "value": self._engine.read(value)[0, :, :length].copy(),
+            name.removesuffix("_cache"): self._engine.read(view)[0, :, :length].copy()
+            for name, view in self.views(layer, batch_index, 1).items()
         }
 
     def store(self, layer: int, batch_index: int, key: View, value: View) -> None:
         """Copy `[1, heads, n, head_dim]` to the first n slots of a sequence (cross-attention, once per request)."""
-        engine, (heads, size) = self._engine, self._shapes[layer]
+        engine = self._engine
         for target, source in zip(self.view(layer, batch_index, 1), (key, value), strict=True):
-            count = source.shape[2]
+            _, heads, count, size = source.shape
             if engine.host_memory:
                 engine.read(target)[:, :, :count] = engine.read(source)
                 continue

@@ -9,7 +9,7 @@ import numpy as np
 from ..bundle.decoder_info import DecoderInfo
 from ..engines.base import Engine, View
 from ..engines.buffers import HostBuffer
-from ..graphs.values import positions_shape
+from ..graphs.values import segment_positions
 from .forward_pass import ForwardPass
 
 
@@ -44,7 +44,7 @@ class Positions:
 
     def __init__(self, engine: Engine, info: DecoderInfo, max_num_tokens: int, capacity: int, max_batch: int):
         """At most `max_num_tokens` tokens per pass, in slots below `capacity`."""
-        self._kind, self._max_positions = info.position, info.max_positions
+        self._info, self._max_positions = info, info.max_positions
         self._axes = 3 if info.position == "mrope" else 1
         self._buffer = HostBuffer(engine, "positions", self._axes * max_num_tokens, "int64")
         self._slots = np.arange(capacity, dtype=np.int64)
@@ -61,9 +61,10 @@ class Positions:
         """Forget all offsets."""
         self.offsets[:] = [0] * len(self.offsets)
 
-    def attach(self, forward_pass: ForwardPass, first_layer: int) -> View | None:
-        """What a segment that begins at `first_layer` reads, which the pass fills then; None if it reads none."""
-        shape = positions_shape(self._kind, first_layer)
+    def attach(self, forward_pass: ForwardPass, first_layer: int, attention: Sequence[int]) -> View | None:
+        """What a graph reads that begins at `first_layer` and has the caches of the layers `attention`, which the pass
+        fills then; None if it reads none."""
+        shape = segment_positions(self._info, first_layer, attention)
         if shape is None:
             return None
         batch, width, flat = forward_pass.batch, forward_pass.width, len(shape) == 2

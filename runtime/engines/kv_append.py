@@ -7,17 +7,27 @@ computed (`exporter/lowering/rows.py`). This is the reference in numpy: what a k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..common.bfloat16 import masked_value
+from ..graphs.values import CONV_SLOTS
+from .base import View
 
 START = "write_indices"
 """Input: the first slot of every sequence, where the bundle's graph has one."""
 
 NEW_MASKS = {"attn_mask": "new_mask", "sliding_mask": "new_sliding_mask"}
 """Inputs: a mask over the cache → its other part, over the new slots."""
+
+
+def pass_width(inputs: Mapping[str, View]) -> int:
+    """New slots of every sequence in a pass of a graph with caches, which has a mask or slots that say so."""
+    widths = {inputs[name].shape[2] for name in NEW_MASKS if name in inputs}
+    widths |= {inputs[name].shape[1] for name in (CONV_SLOTS, "source_rows") if name in inputs}
+    (width,) = widths
+    return width
 
 
 def new_name(updated: str) -> str:

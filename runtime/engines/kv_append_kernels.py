@@ -48,8 +48,8 @@ class Appending:
         return self._kernel("split_mask", mask.size, 1, arguments, (mask, starts, before, own))
 
     def append(self, pairs: Sequence[tuple[View, View]], starts: View) -> Kernel:
-        """For every pair, new keys or values [batch, heads, width, D] into the cache [batch, heads, capacity, D], those
-        of sequence b from slot `starts[b]` on. Raises `ValueError` for heads that are no whole words."""
+        """For every pair, all of one shape, new rows [batch, heads, width, D] into the cache [batch, heads, capacity, D],
+        those of sequence b from slot `starts[b]` on. Raises `ValueError` for heads that are no whole words."""
         new_kv, cache = pairs[0]
         _, heads, width, size = new_kv.shape
         nbytes = size * DTYPES[new_kv.dtype].itemsize

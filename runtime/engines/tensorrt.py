@@ -27,7 +27,7 @@ from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine, Steps
 from .kernel_cache import KernelCache
-from .kv_append import NEW_MASKS, START, new_name
+from .kv_append import NEW_MASKS, START, new_name, pass_width
 from .kv_append_kernels import Appending
 from .out_of_memory import LESS_ON_A_GPU, out_of_memory
 from .tensorrt_context import BoundContext
@@ -191,7 +191,7 @@ class TensorRTEngine(DeviceEngine):
             self._appending = Appending(self)
         plan, starts = self._plans[graph], inputs[START]
         masks = {name: inputs[name] for name in NEW_MASKS if name in inputs}
-        (width,) = {mask.shape[2] for mask in masks.values()} or {inputs["source_rows"].shape[1]}
+        width = pass_width(inputs)
         given = {name: view for name, view in inputs.items() if name in plan.inputs}
         made = {name: view for name, view in outputs.items() if not name.startswith(UPDATED)}
         steps: list[Call] = []
@@ -207,7 +207,10 @@ class TensorRTEngine(DeviceEngine):
                 made[new_name(name)] = new_kv
                 pairs.append((new_kv, cache))
         steps.append(self._bound_call(graph, given, made))
-        steps.append(self._appending.append(pairs, starts))
+        by_shape: dict[tuple[int, ...], list[tuple[View, View]]] = {}
+        for pair in pairs:
+            by_shape.setdefault(pair[0].shape, []).append(pair)
+        steps += [self._appending.append(alike, starts) for alike in by_shape.values()]
         return Steps(steps)
 
     def _give_memory(self, call: BoundContext, nbytes: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .role import TOKEN, VERIFY, GraphRole, Shape, Values
 from .text_layout import TextLayout
-from .values import MASKS, attention_masks, positions_shape, vocabulary
+from .values import CONV_SLOTS, MASKS, positions_shape, slots_read, vocabulary
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
@@ -27,8 +27,8 @@ def _mask(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[
         "ancestors": ("bool", ("batch", "width", "span")),
         "slots": ("int64", ("cache",)),
     }
-    outputs = attention_masks(decoder, range(decoder.num_layers))
-    if decoder.mask_dtype != "bool" or MASKS["sliding_attention"] in outputs:
+    outputs = slots_read(decoder, range(decoder.num_layers))
+    if decoder.mask_dtype != "bool" or {MASKS["sliding_attention"], CONV_SLOTS} & outputs.keys():
         inputs["slot_depths"] = ("int64", ("batch", "span"))
     if decoder.mask_dtype != "bool":
         inputs["distance_bias"] = (decoder.mask_dtype, ("distances", decoder.mask_heads))

@@ -3,8 +3,8 @@ see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from .role import Shape, Values
 
@@ -58,9 +58,12 @@ def image_width(decoder: DecoderInfo) -> int:
     return decoder.hidden_size * (1 + (decoder.deepstack_layers or 0))
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
 MASKS = {FULL: "attn_mask", SLIDING: "sliding_mask"}
 """Kind of a layer → the mask that its attention reads: of everything before a token, or of a window that ends with it."""
+
+LAYER_TYPES = (*MASKS, CONV)
+"""Kinds of layers, as transformers names them."""
 
 
 def kind_of_layer(layer_types: Sequence[str] | None, layer: int) -> str:
@@ -68,9 +71,9 @@ def kind_of_layer(layer_types: Sequence[str] | None, layer: int) -> str:
     return FULL if layer_types is None else layer_types[layer]
 
 
-def mask_of_layer(layer_types: Sequence[str] | None, layer: int) -> str:
-    """The mask that a layer reads."""
-    return MASKS[kind_of_layer(layer_types, layer)]
+def mask_of_layer(layer_types: Sequence[str] | None, layer: int) -> str | None:
+    """The mask that a layer reads; None: it is no attention."""
+    return MASKS.get(kind_of_layer(layer_types, layer))
 
 
 def attention_masks(decoder: DecoderInfo, layers: Iterable[int]) -> Values:
@@ -80,15 +83,88 @@ def attention_masks(decoder: DecoderInfo, layers: Iterable[int]) -> Values:
     return {name: value for name in MASKS.values() if name in read}
 
 
+KEY_VALUE = ("key_cache", "value_cache")
+"""The caches of a layer with attention."""
+
+CONV_CACHE, CONV_SLOTS = "conv_cache", "conv_slots"
+"""The cache of a layer with a causal convolution, and the input that says which of its rows a token reads."""
+
+
+class CachedLayers(Protocol):
+    """What `layer_caches` reads of a decoder: a manifest's, or the shape that a family says."""
+
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def layer_types(self) -> Sequence[str] | None: ...
+    @property
+    def layer_caches(self) -> Mapping[str, Sequence[CachedRows]] | None: ...
+
+
+class CachedRows(Protocol):
+    """One cache of a kind of layer: a row [num_heads, head_dim] for every slot."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def layer_caches(decoder: CachedLayers, layer: int) -> dict[str, tuple[int, int]]:
+    """The caches of a layer by name, with the heads and the size of a row.
+
+    A row belongs to a slot, whatever it holds: a pass writes it, a shorter length forgets it, `commit` moves it.
+    """
+    own = (decoder.layer_caches or {}).get(kind_of_layer(decoder.layer_types, layer))
+    if own is None:
+        return dict.fromkeys(KEY_VALUE, (decoder.num_kv_heads, decoder.head_dim))
+    return {cache.name: (cache.num_heads, cache.head_dim) for cache in own}
+
+
+def caches_by_name(decoder: CachedLayers, layers: Iterable[int]) -> dict[str, dict[int, tuple[int, int]]]:
+    """The caches of some layers: name → layer → (heads, size)."""
+    found: dict[str, dict[int, tuple[int, int]]] = {}
+    for layer in layers:
+        for name, shape in layer_caches(decoder, layer).items():
+            found.setdefault(name, {})[layer] = shape
+    return found
+
+
 def caches(manifest: Manifest, layers: Iterable[int], prefix: str = "") -> Values:
-    """Keys and values of layers of the target."""
-    decoder = manifest.decoder
-    shape: Shape = ("batch", decoder.num_kv_heads, "cache", decoder.head_dim)
+    """The caches of layers of the target."""
     return {
-        f"{prefix}{kind}_cache.{layer}": (manifest.cache_dtype, shape)
-        for kind in ("key", "value")
-        for layer in layers
+        f"{prefix}{name}.{layer}": (manifest.cache_dtype, ("batch", heads, "cache", size))
+        for name, by_layer in caches_by_name(manifest.decoder, layers).items()
+        for layer, (heads, size) in by_layer.items()
     }
+
+
+def conv_slots(decoder: DecoderInfo, layers: Iterable[int]) -> Values:
+    """`conv_slots` int64 [batch, width, kernel − 1] where some of the layers have a causal convolution: the slots of the
+    tokens before each token on its way, the nearest last; −1 where the sequence had not begun."""
+    if not any(CONV_CACHE in layer_caches(decoder, layer) for layer in layers):
+        return {}
+    assert decoder.conv_kernel is not None, "checked with the manifest"
+    return {CONV_SLOTS: ("int64", ("batch", "width", decoder.conv_kernel - 1))}
+
+
+def slots_read(decoder: DecoderInfo, layers: Iterable[int]) -> Values:
+    """What says which slots some layers of the target read: masks, and the slots of convolutions."""
+    layers = list(layers)
+    return attention_masks(decoder, layers) | conv_slots(decoder, layers)
+
+
+def segment_positions(decoder: DecoderInfo, first_layer: int, attention: Iterable[int]) -> Shape | None:
+    """As `positions_shape`, of a graph that has the layers `attention` with their caches: angles are for those that are
+    attention."""
+    shape = positions_shape(decoder.position, first_layer)
+    if decoder.position in ("rotary", "mrope") and not attention_masks(decoder, attention):
+        return None
+    return shape
 
 
 def cross_caches(manifest: Manifest, layers: Iterable[int]) -> Values:
@@ -105,16 +181,16 @@ def cross_caches(manifest: Manifest, layers: Iterable[int]) -> Values:
 def layers_interface(
     manifest: Manifest, layers: Sequence[int], attention: Iterable[int]
 ) -> tuple[Values, Values]:
-    """Of a graph that computes hidden states of `layers`, with keys and values of those in `attention`."""
+    """Of a graph that computes hidden states of `layers`, with the caches of those in `attention`."""
     decoder, attention, first = manifest.decoder, list(attention), layers[0]
     inputs: Values = {
         "hidden": hidden_states(manifest),
         "write_indices": ("int64", ("batch",)),
-        **attention_masks(decoder, attention),
+        **slots_read(decoder, attention),
         **caches(manifest, attention),
         **dict.fromkeys(deepstack_inputs(decoder.deepstack_layers, layers), hidden_states(manifest)),
     }
-    positions = positions_shape(decoder.position, first)
+    positions = segment_positions(decoder, first, attention)
     if positions is not None:
         inputs["positions"] = ("int64", positions)
     if decoder.cross_attention:

@@ -15,7 +15,7 @@ from ..graphs.registry import graph_role
 from ..hardware.devices import JETSON, RTX_TARGETS, Device, lowerings
 from ..speedup.cost_model import CostTable
 from ..speedup.predict import best_length, longest_drafts
-from .inspection import cross_kv_bytes_per_row, kv_bytes_per_layer, kv_bytes_per_token
+from .inspection import cache_bytes, cross_kv_bytes_per_row, kv_bytes_per_token
 from .pass_costs import cost_table, passes
 
 CONTEXT_BYTES = 512 << 20
@@ -92,13 +92,12 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
             "the manifest does not count the numbers of each graph, as those of older versions; build the bundle again"
         )
     item = PLAN_ITEM / ITEM_SIZES[manifest.cache_dtype]
-    kv_bytes = filled * kv_bytes_per_layer(manifest) * item
 
     def seconds(graph: str) -> float:
         info = manifest.graphs[graph]
-        layers = len(graph_role(info.role).cached_layers(manifest, info))
+        kv_bytes = filled * item * cache_bytes(manifest, graph_role(info.role).cached_layers(manifest, info))
         floats = (info.parameters or 0) - (info.integers or 0) + scales(manifest, graph)
-        return (PLAN_ITEM * floats + manifest.integer_bytes(graph) + layers * kv_bytes) / bandwidth
+        return (PLAN_ITEM * floats + manifest.integer_bytes(graph) + kv_bytes) / bandwidth
 
     drafts = [
         draft for draft in manifest.drafts if all(counts.get(g) is not None for g in draft.graphs.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..bundle.folder import Bundle
@@ -9,19 +10,20 @@ from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
 from ..bundle.stored_acceptance import stored_acceptance
 from ..bundle.stored_costs import every_costs
+from ..graphs.values import layer_caches
 
 
-def kv_bytes_per_layer(manifest: Manifest) -> int:
-    """Bytes that one position adds to the key/value buffers of one decoder layer."""
-    decoder = manifest.decoder
-    return 2 * decoder.num_kv_heads * decoder.head_dim * ITEM_SIZES[manifest.cache_dtype]
+def cache_bytes(manifest: Manifest, layers: Iterable[int]) -> int:
+    """Bytes that one position adds to the caches of some decoder layers."""
+    shapes = [shape for layer in layers for shape in layer_caches(manifest.decoder, layer).values()]
+    return sum(heads * size for heads, size in shapes) * ITEM_SIZES[manifest.cache_dtype]
 
 
 def kv_bytes_per_token(manifest: Manifest) -> int:
-    """Bytes that one position adds to the key/value buffers of all decoder layers, and of drafts that attend beside them
+    """Bytes that one position adds to the caches of all decoder layers, and of drafts that attend beside them
     (`Manifest.attending`)."""
     beside = sum(cache.num_kv_heads * cache.head_dim for cache in manifest.attending.values())
-    layers = manifest.decoder.num_layers * kv_bytes_per_layer(manifest)
+    layers = cache_bytes(manifest, range(manifest.decoder.num_layers))
     return layers + 2 * beside * ITEM_SIZES[manifest.cache_dtype]
 
 

@@ -112,7 +112,7 @@ def keys_of_the_first_sequence(patch: Patch) -> None:
 def without_the_drafts(arena: Any) -> Iterator[None]:
     """The arena moves the target's layers alone, the last of its layers being the draft's."""
     whole = arena._buffers
-    own = {id(buffer) for buffers in (arena.keys, arena.values) for buffer in buffers[:-1]}
+    own = {id(buffer) for layer in arena.layers[:-1] for buffer in layer.values()}
     arena._buffers = [pair for pair in whole if id(pair[0]) in own]
     yield
     arena._buffers = whole

@@ -42,7 +42,7 @@ def not_finite(rig: Rig) -> None:
     truth, cycle = rig.oracle.greedy(request, 12), lossless.Cycle.run
 
     def damaged(self: Any) -> Any:
-        for view in rig.decoder.arena.view(0):
+        for view in rig.decoder.arena.views(0).values():
             values = np.array(rig.engine.read(view))
             values[0, 0, 0] = np.nan
             rig.engine.write(view, values)

@@ -648,8 +648,8 @@ def one_ends(rig: Rig, draft: str) -> None:
             if cycles == 2:
                 encoder = rig.decoder.encoder
                 for arena in (rig.decoder.arena, *([] if encoder is None else [encoder.arena])):
-                    for layer in range(len(arena.keys)):
-                        for view in arena.view(layer, place, 1):
+                    for layer in range(len(arena.layers)):
+                        for view in arena.views(layer, place, 1).values():
                             rig.engine.write(view, np.full(view.shape, np.nan, DTYPES[view.dtype]))
             return cycle(self)
 

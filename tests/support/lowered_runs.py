@@ -13,11 +13,12 @@ import onnx_ir as ir
 import onnxruntime as ort
 from vlmexport.exporter.lowering import lower, new_name
 from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
+from vlmexport.runtime.decoder.conv_slots import ConvSlots
 from vlmexport.runtime.decoder.masks import CausalMask
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.engines.kv_append import NEW_MASKS, split_mask
-from vlmexport.runtime.graphs.values import MASKS
+from vlmexport.runtime.graphs.values import CONV_SLOTS, MASKS
 
 from tests.support.tiny_bundles import TinyBundle
 
@@ -103,6 +104,11 @@ def inputs(manifest: Manifest, tiny: TinyBundle, graph: GraphInfo, run: Pass, se
         dtype = DTYPES[value.dtype]
         if value.name in MASKS.values():
             array = causal_mask(manifest, tiny, graph, run, value.name)
+        elif value.name == CONV_SLOTS:
+            array = np.empty(shape, np.int64)
+            written = ConvSlots(run.cache, shape[2] + 1)
+            for row, (start, tree) in enumerate(zip(run.starts, run.trees, strict=True)):
+                written.tree(array, row, start, tree)
         elif value.name == "write_indices":
             array = np.array(run.starts, np.int64)
         elif value.name == "positions":
@@ -141,7 +147,8 @@ def spoil(cache: np.ndarray, starts: Sequence[int], number: float) -> None:
 def lowered_inputs(given: Mapping[str, np.ndarray], run: Pass) -> Arrays:
     """The same run for the lowered graph."""
     found = dict(given)
-    found.pop("write_indices", None)
+    if CONV_SLOTS not in found:
+        found.pop("write_indices", None)
     for name, new in NEW_MASKS.items():
         if name in found:
             found[name], found[new] = split_mask(found[name], run.starts)

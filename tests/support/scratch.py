@@ -20,8 +20,8 @@ def spoil_scratch(decoder: Decoder, device: RecordingDevice | Asked) -> None:
 
     def spoil(arena: KVArena, row: int, lengths: Sequence[int]) -> None:
         if lengths:
-            for layer in range(len(arena.keys)):
-                for view in arena.view(layer, row, len(lengths)):
+            for layer in range(len(arena.layers)):
+                for view in arena.views(layer, row, len(lengths)).values():
                     device.spoil(view, list(lengths))
 
     def rejected(arena: KVArena) -> None:

@@ -18,10 +18,13 @@ def drafted_rows_kept(patch: Patch) -> None:
 
     def wrong(self: Any, *trees: Any) -> None:
         layers = kept_attention(self.manifest)
-        before = [[np.array(self.engine.read(view)) for view in self.arena.view(layer)] for layer in layers]
+        before = [
+            [np.array(self.engine.read(view)) for view in self.arena.views(layer).values()]
+            for layer in layers
+        ]
         full(self, *trees)
         for layer, kept in zip(layers, before, strict=True):
-            for view, rows in zip(self.arena.view(layer), kept, strict=True):
+            for view, rows in zip(self.arena.views(layer).values(), kept, strict=True):
                 now = np.array(self.engine.read(view))
                 for row, (start, tree) in enumerate(zip(self.arena.lengths, trees, strict=False)):
                     drafted = slice(start, start + len(tree) - 1)

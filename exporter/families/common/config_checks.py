@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ....runtime.common.errors import UnsupportedModelError
-from ....runtime.graphs.values import MASKS
+from ....runtime.graphs.values import FULL, MASKS
 
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 
@@ -36,8 +36,11 @@ SIZES = (
 """Sizes of layers in the configurations of all families; none may be below 1."""
 
 
-def check_common(config: Any, architecture: str, *, windows: bool = False) -> None:
-    """Refuses options that no family supports; `windows`: whether layers with sliding attention are none of them."""
+def check_common(
+    config: Any, architecture: str, *, windows: bool = False, further: Collection[str] = ()
+) -> None:
+    """Refuses options that no family supports; `windows`: whether layers with sliding attention are none of them. `further`
+    kinds of layers, which are no attention, are supported."""
     for name in LAYER_COUNTS:
         count = getattr(config, name, None)
         if count is not None and (type(count) is not int or not 1 <= count <= MOST_LAYERS):
@@ -48,7 +51,7 @@ def check_common(config: Any, architecture: str, *, windows: bool = False) -> No
             raise UnsupportedModelError(
                 f"{architecture}: {name}={size!r:.40} is not a positive integer; correct config.json"
             )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    kinds = set(getattr(config, "layer_types", None) or [FULL]) - {*further}
     if windows:
         _check_windows(config, kinds, architecture)
         return
@@ -56,9 +59,9 @@ def check_common(config: Any, architecture: str, *, windows: bool = False) -> No
         raise UnsupportedModelError(
             f"{architecture}: sliding_window={config.sliding_window} is not supported"
         )
-    if kinds != {"full_attention"}:
+    if kinds != {FULL}:
         raise UnsupportedModelError(
-            f"{architecture}: layer_types {sorted(kinds)} are not supported, only full_attention"
+            f"{architecture}: layer_types {sorted(kinds)} are not supported, only {' and '.join((FULL, *further))}"
         )
 
 

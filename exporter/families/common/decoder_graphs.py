@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -10,7 +10,17 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ....runtime.graphs.values import FULL, MASKS, deepstack_inputs, kind_of_layer, positions_shape
+from ....runtime.graphs.values import (
+    CONV_CACHE,
+    CONV_SLOTS,
+    FULL,
+    MASKS,
+    caches_by_name,
+    deepstack_inputs,
+    kind_of_layer,
+    layer_caches,
+    mask_of_layer,
+)
 from ...graphs.composer import Composer
 from ...graphs.traced_module import Template, TraceInput
 from ...graphs.weights import WeightRef, WeightStore
@@ -27,24 +37,31 @@ Prologues = Mapping[str, Prologue]
 """By kind of layer (a key of `MASKS`): layers of a kind that has none share that of `FULL`."""
 
 
-def layer_inputs(shape: DecoderShape) -> list[TraceInput]:
-    """What one decoder layer of this shape takes while it is traced, in this order."""
-    cache = ("batch", shape.num_kv_heads, "cache", shape.head_dim)
+def layer_inputs(shape: DecoderShape, layer: int) -> list[TraceInput]:
+    """What a decoder layer takes while it is traced, in this order; one that is no attention takes neither mask nor
+    angles."""
     dtype = torch.bool if shape.mask_dtype == "bool" else torch.float32
+    attends, caches = mask_of_layer(shape.layer_types, layer) is not None, layer_caches(shape, layer)
     inputs = [TraceInput("hidden", ("batch", "width", shape.hidden_size))]
-    if shape.position in ("rotary", "mrope"):
+    if attends and shape.position in ("rotary", "mrope"):
         inputs += [TraceInput(name, ("batch", "width", shape.head_dim // 2)) for name in ("cos", "sin")]
-    inputs += [
-        TraceInput("write_indices", ("batch",), torch.int64),
-        TraceInput("attn_mask", ("batch", shape.mask_heads, "width", "cache"), dtype),
-        TraceInput("key_cache", cache),
-        TraceInput("value_cache", cache),
-    ]
+    inputs.append(TraceInput("write_indices", ("batch",), torch.int64))
+    if attends:
+        inputs.append(TraceInput("attn_mask", ("batch", shape.mask_heads, "width", "cache"), dtype))
+    if CONV_CACHE in caches:
+        assert shape.conv_kernel is not None, "of a shape with convolutions"
+        inputs.append(TraceInput(CONV_SLOTS, ("batch", "width", shape.conv_kernel - 1), torch.int64))
+    inputs += [TraceInput(name, ("batch", heads, "cache", size)) for name, (heads, size) in caches.items()]
     if shape.cross_attention:
         cross = ("batch", shape.num_heads, "source", shape.head_dim)
         inputs.append(TraceInput("cross_mask", ("batch", 1, "width", "source"), torch.bool))
         inputs += [TraceInput(name, cross) for name in ("cross_key", "cross_value")]
     return inputs
+
+
+def layer_outputs(shape: DecoderShape, layer: int) -> tuple[str, ...]:
+    """What a decoder layer gives while it is traced, in this order."""
+    return ("hidden_out", *(f"updated_{name}" for name in layer_caches(shape, layer)))
 
 
 def build_segment(
@@ -85,12 +102,12 @@ def _compose_layers(
     layer: Callable[[int], tuple[Template, Named] | None],
     prologues: Prologues,
 ) -> None:
-    """Inputs, nodes and outputs of `layers` one after the other; those of `attention` have keys and values."""
+    """Inputs, nodes and outputs of `layers` one after the other; those of `attention` have their caches."""
     hidden = graph.input("hidden")
     shared: dict[str, ir.Value] = {}
     angles: dict[str, dict[str, ir.Value]] = {}
     kinds = {kind_of_layer(shape.layer_types, i) for i in attention}
-    if positions_shape(shape.position, layers[0]) is not None:
+    if graph.takes("positions"):
         assert prologues, f"position kind {shape.position!r} needs a prologue"
         given = {"hidden": hidden, "positions": graph.input("positions")}
         for kind, (template, names) in prologues.items():
@@ -100,13 +117,15 @@ def _compose_layers(
                 hidden = angles[kind].pop("hidden_out", hidden)
     shared["write_indices"] = graph.input("write_indices")
     masks = {name: graph.input(name) for name in MASKS.values() if graph.takes(name)}
-    cached = ["key_cache", "value_cache"]
+    slots = {name: graph.input(name) for name in (CONV_SLOTS,) if graph.takes(name)}
+    caches = caches_by_name(shape, attention)
+    cached: dict[str, Iterable[int]] = {**caches}
     if shape.cross_attention:
         shared["cross_mask"] = graph.input("cross_mask")
-        cached += ["cross_key", "cross_value"]
-    per_layer = {name: {i: graph.input(f"{name}.{i}") for i in attention} for name in cached}
+        cached |= dict.fromkeys(("cross_key", "cross_value"), attention)
+    per_layer = {name: {i: graph.input(f"{name}.{i}") for i in own} for name, own in cached.items()}
     deepstack = {name: graph.input(name) for name in deepstack_inputs(shape.deepstack_layers, layers)}
-    updated: dict[str, dict[int, ir.Value]] = {"key_cache": {}, "value_cache": {}}
+    updated: dict[str, dict[int, ir.Value]] = {name: {} for name in caches}
     for i in layers:
         piece = layer(i)
         if piece is not None:
@@ -114,13 +133,15 @@ def _compose_layers(
             inputs = {"hidden": hidden, **shared}
             if i in attention:
                 kind = kind_of_layer(shape.layer_types, i)
-                inputs["attn_mask"] = masks[MASKS[kind]]
-                inputs |= angles.get(kind) or angles.get(FULL, {})
+                inputs |= slots
+                if kind in MASKS:
+                    inputs["attn_mask"] = masks[MASKS[kind]]
+                    inputs |= angles.get(kind) or angles.get(FULL, {})
             inputs |= {name: values[i] for name, values in per_layer.items() if i in values}
             result = graph.call(template, f"layer.{i}", inputs, names)
             hidden = result["hidden_out"]
             for name, values in updated.items():
-                if i in attention:
+                if i in per_layer[name]:
                     values[i] = result[f"updated_{name}"]
         if f"deepstack.{i}" in deepstack:  # of a layer that is left out, too
             hidden = graph.node("Add", [hidden, deepstack[f"deepstack.{i}"]], f"layer.{i}/deepstack")

@@ -63,14 +63,24 @@ class SublayerPaths(Protocol):
 
     attention_paths: ClassVar[tuple[str, ...]]
     attention_values: ClassVar[int]
+    convolution_path: ClassVar[str | None]
     mlp_path: ClassVar[str]
     attention_norm_path: ClassVar[str | None]
     mlp_norm_path: ClassVar[str | None]
 
 
 def attention_of(paths: SublayerPaths, layer: nn.Module) -> list[nn.Module]:
-    """What attends in a decoder layer: itself, and over the source where there is one."""
+    """What attends in a decoder layer: itself, and over the source where there is one. Of a layer with a convolution in
+    place of attention, that."""
+    convolution = convolution_of(paths, layer)
+    if convolution is not None:
+        return [convolution]
     return [layer.get_submodule(path) for path in paths.attention_paths]
+
+
+def convolution_of(paths: SublayerPaths, layer: nn.Module) -> nn.Module | None:
+    """The convolution that a decoder layer has in place of attention; None: it attends."""
+    return None if paths.convolution_path is None else getattr(layer, paths.convolution_path, None)
 
 
 def mlp_of(paths: SublayerPaths, layer: nn.Module) -> nn.Module:
@@ -85,7 +95,9 @@ def left_out(paths: SublayerPaths, layer: nn.Module, *, attention: bool, mlp: bo
 
     with contextlib.ExitStack() as stack:
         if attention:
-            nothing = (torch.zeros(()), *[None] * (paths.attention_values - 1))
+            nothing: Any = torch.zeros(())
+            if convolution_of(paths, layer) is None:
+                nothing = (nothing, *[None] * (paths.attention_values - 1))
             for module in attention_of(paths, layer):
                 stack.enter_context(_instead(module, lambda *_, _given=nothing, **__: _given))
         if mlp:

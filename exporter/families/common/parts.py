@@ -56,6 +56,15 @@ class GraphSpec:
 
 
 @dataclass(frozen=True)
+class CacheShape:
+    """One cache of a kind of layer, NAME.LAYER in graphs: for every slot a row [num_heads, head_dim]."""
+
+    name: str
+    num_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
 class DecoderShape:
     """What the runtime needs to know of the decoder; fields as in the manifest's `decoder`."""
 
@@ -74,13 +83,17 @@ class DecoderShape:
     deepstack_layers: int | None = None
     """First layers behind which embeddings of pictures are added."""
     layer_types: list[str] | None = None
-    """The kind of every layer's attention, a key of `MASKS` (`runtime/graphs/values.py`); None: full."""
+    """The kind of every layer, of `LAYER_TYPES` (`runtime/graphs/values.py`); None: full attention."""
     sliding_window: int | None = None
     """Positions that a layer with sliding attention sees, a token's own included."""
     max_block: int | None = None
     """Most rows of a part of a prompt that sees itself in both directions; None: prompts are causal."""
     embedding_scale: float | None = None
     """What a row of the embedding table is multiplied by, for whoever reads it; None: nothing."""
+    layer_caches: dict[str, list[CacheShape]] | None = None
+    """The caches of layers of a kind; those of a kind that has none here keep keys and values."""
+    conv_kernel: int | None = None
+    """Tokens that a causal convolution sees, a token itself included."""
 
 
 @dataclass(frozen=True)

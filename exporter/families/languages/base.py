@@ -30,12 +30,11 @@ from ..common.decoder_graphs import (
     build_segment,
     build_skipped,
     layer_inputs,
+    layer_outputs,
 )
 from ..common.embedding_names import embedding_tensor, head_tensor
 from ..common.layer_skip import Sublayers, left_out
 from ..common.parts import DecoderShape, GraphSpec, Parts
-
-SEGMENT_OUTPUTS = ("hidden_out", "updated_key_cache", "updated_value_cache")
 
 
 def learned_positions(config: Any, *, cross_attention: bool) -> DecoderShape:
@@ -73,6 +72,8 @@ class Language:
     """In a decoder layer, what attends: itself, and over the source where there is one."""
     attention_values: ClassVar[int] = 2
     """How many values each of those gives, its hidden states first."""
+    convolution_path: ClassVar[str | None] = None
+    """In a decoder layer, the convolution that some layers have in place of attention; it gives hidden states alone."""
     source_paths: ClassVar[tuple[str, ...]] = ()
     """Of what attends over a source, what makes its keys and values, once in a request."""
     encoder_path: ClassVar[str | None] = None
@@ -84,6 +85,8 @@ class Language:
     """In a decoder layer, what norms attention's part and the MLP's before they are added, where something does."""
     windows: ClassVar[bool] = False
     """Whether some of its layers may have sliding attention."""
+    further_kinds: ClassVar[tuple[str, ...]] = ()
+    """Kinds of its layers that are no attention, beside at least one that is."""
     reads_image_embeds: ClassVar[bool] = False
     """Whether the embeddings of a picture may stand in its prompt (BLIP-2)."""
     decoder: DecoderShape
@@ -92,7 +95,7 @@ class Language:
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         self.checkpoint, self.config, self.prefix, self.body = checkpoint, config, prefix, body
-        check_common(config, self.kind.__name__, windows=self.windows)
+        check_common(config, self.kind.__name__, windows=self.windows, further=self.further_kinds)
 
     @property
     def wide_residual(self) -> bool:
@@ -127,7 +130,7 @@ class Language:
         return export_hooks()
 
     def run_layer(self, module: nn.Module, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """One decoder layer on what `layer_inputs` names; gives hidden states, updated keys, updated values."""
+        """One decoder layer on what `layer_inputs` names; gives hidden states, then its updated caches (`layer_outputs`)."""
         raise NotImplementedError
 
     def prologue(self) -> Prologue | None:
@@ -231,22 +234,23 @@ class Language:
         layers = self.model.get_submodule(self.layers_path)
         return layers[i], self.named(f"{self.layers_path}.{i}.")
 
-    def _trace_layer(self, module: nn.Module) -> Template:
-        inputs = layer_inputs(self.decoder)
+    def _trace_layer(self, module: nn.Module, index: int) -> Template:
+        inputs = layer_inputs(self.decoder, index)
         names = [item.name for item in inputs]
 
         def run(module: nn.Module, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return self.run_layer(module, dict(zip(names, tensors, strict=True)))
 
-        return trace(module, run, inputs, SEGMENT_OUTPUTS)
+        return trace(module, run, inputs, layer_outputs(self.decoder, index))
 
-    def _trace_mlp(self, module: nn.Module) -> Template:
+    def _trace_mlp(self, module: nn.Module, index: int) -> Template:
         """A decoder layer whose attention is left out: it sees each position alone."""
 
         def run(module: nn.Module, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return (self.run_layer(module, collections.defaultdict(lambda: None, hidden=hidden))[0],)  # type: ignore[arg-type]
 
-        return trace(module, run, layer_inputs(self.decoder)[:1], SEGMENT_OUTPUTS[:1])
+        inputs, outputs = layer_inputs(self.decoder, index), layer_outputs(self.decoder, index)
+        return trace(module, run, inputs[:1], outputs[:1])
 
     @functools.cached_property
     def final_norm(self) -> FinalNorm:
@@ -262,16 +266,16 @@ class Language:
 
 
 def per_layer(
-    find: Callable[[int], tuple[nn.Module, Named]], make: Callable[[nn.Module], Template]
+    find: Callable[[int], tuple[nn.Module, Named]], make: Callable[[nn.Module, int], Template]
 ) -> Callable[[int], tuple[Template, Named]]:
-    """Templates by layer, each distinct layer traced once."""
+    """Templates by layer, each distinct layer traced once: `make(module, number)`."""
     templates: dict[tuple, Template] = {}
 
     def layer(i: int) -> tuple[Template, Named]:
         module, names = find(i)
         key = signature(module)
         if key not in templates:
-            templates[key] = make(module)
+            templates[key] = make(module, i)
         return templates[key], names
 
     return layer

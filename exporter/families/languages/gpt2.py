@@ -81,6 +81,6 @@ class GPT2Language(Language):
         states = [TraceInput("encoder_states", ("batch", "source", self.decoder.hidden_size))]
         layer = per_layer(
             lambda i: (blocks[i].crossattention, self.named(f"transformer.h.{i}.crossattention.")),
-            lambda module: trace(module, _cross_kv, states, ("key", "value")),
+            lambda module, _: trace(module, _cross_kv, states, ("key", "value")),
         )
         yield build_cross_kv(store, self.decoder, layer)

@@ -147,7 +147,7 @@ class T5Language(Language):
                 blocks[i].layer[1].EncDecAttention,
                 self.named(f"decoder.block.{i}.layer.1.EncDecAttention."),
             ),
-            lambda module: trace(module, _cross_kv, states, ("key", "value")),
+            lambda module, _: trace(module, _cross_kv, states, ("key", "value")),
         )
         yield build_cross_kv(store, self.decoder, layer)
 
@@ -159,7 +159,7 @@ class T5Language(Language):
         hidden, mask = graph.input("encoder_rows"), graph.input("encoder_mask")
         inputs = [TraceInput("hidden", states), TraceInput("encoder_mask", mask_shape)]
 
-        def make(module: nn.Module) -> Template:
+        def make(module: nn.Module, _: int) -> Template:
             return trace(module, _encoder_block, inputs, ("hidden_out",))
 
         layer = per_layer(lambda i: (blocks[i], self.named(f"encoder.block.{i}.")), make)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ...decoder.device.draft_chain import Sent
-from ...decoder.kv_cache import BATCH_BUCKET, BUCKET, KVArena
+from ...decoder.kv_cache import BATCH_BUCKET, BUCKET, KVArena, key_value
 from ...decoder.masks import CausalMask
 from ...engines.base import DTYPES, Call, Engine, View
 from ...engines.buffers import HostBuffer
@@ -72,7 +72,7 @@ class EaglePass:
         self._engine, self._graph, self._ranks, self._name = engine, graph, ranks, name
         self._size, self._dtype = decoder.manifest.decoder.hidden_size, decoder.dtype
         self.arena = KVArena(
-            engine, 1, cache.num_kv_heads, cache.head_dim, engine.dtype(graph, "key_cache.0"),
+            engine, [key_value(cache.num_kv_heads, cache.head_dim)], engine.dtype(graph, "key_cache.0"),
             decoder.arena.capacity, batch, bucket=BUCKET if batch == 1 else BATCH_BUCKET,
             static=engine.static_cache, prefix=f"{name}.",
         )  # fmt: skip

@@ -18,6 +18,7 @@ from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.engines import kv_append
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
+from vlmexport.runtime.graphs.values import CONV_SLOTS
 
 from tests.support import lowered_runs
 from tests.support.onnx_session import onnx_session
@@ -60,12 +61,16 @@ class Portable(Engine):
         if not caches:
             return self._lowered._bind(graph, inputs, outputs)
         wholes = {name: inputs[name] for name in kv_append.NEW_MASKS if name in inputs}
-        (width,) = {whole.shape[2] for whole in wholes.values()} or {inputs["source_rows"].shape[1]}
+        width = kv_append.pass_width(inputs)
         rows: dict[str, View] = {}
         for name, cache in caches.items():
             batch, heads, _, size = cache.shape
             rows[name] = self._own(f"{name}.new", (batch, heads, width, size), cache.dtype)
-        given = {name: view for name, view in inputs.items() if name != "write_indices"}
+        given = {
+            name: view
+            for name, view in inputs.items()
+            if name != "write_indices" or CONV_SLOTS in inputs  # a convolution's rows are old or new by it
+        }
         masks: list[tuple[View, View, View]] = []
         for name, whole in wholes.items():
             before = self._own(f"{name}.before", whole.shape, whole.dtype)

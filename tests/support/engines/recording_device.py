@@ -18,7 +18,7 @@ import numpy as np
 from vlmexport.runtime.bundle.manifest import GraphInfo, ValueInfo
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
 from vlmexport.runtime.graphs.on_device import CHANGING
-from vlmexport.runtime.graphs.values import MASKS
+from vlmexport.runtime.graphs.values import CONV_CACHE, CONV_SLOTS, MASKS
 
 from .device_memory import DEFINED, GARBAGE, WRITTEN, DeviceMemory
 from .stream import Captured, Context, Counts, Stream
@@ -356,6 +356,8 @@ class _Call:
         for name in MASKS.values():
             if name in self._inputs:
                 self._check_visible(name)
+        if CONV_SLOTS in self._inputs:
+            self._check_conv_slots()
         device.runs.append(Recorded(graph, self._width, starts, self._addresses))
         self._compute.run()
         if device.interface(graph).role in ("head", *CHANGING):
@@ -405,6 +407,16 @@ class _Call:
                 f"{self._graph}: {name} shows never-written rows {np.argwhere(unwritten)[:4].tolist()}"
             )
 
+    def _check_conv_slots(self) -> None:
+        slots = self._value(CONV_SLOTS).reshape(len(self._value(CONV_SLOTS)), -1)
+        for name, cache in self._caches.items():
+            if name.startswith(CONV_CACHE):
+                assert slots.min() >= -1 and slots.max() < cache.shape[2], (
+                    f"{self._graph}: {CONV_SLOTS} {slots}"
+                )
+                read = np.take_along_axis(self._written(cache), np.maximum(slots, 0), axis=1) | (slots < 0)
+                assert read.all(), f"{self._graph}: {name} reads never-written rows of {slots}"
+
     def _check_sources(self) -> None:
         source = self._value("source_rows")
         for name, cache in self._caches.items():
@@ -419,7 +431,7 @@ class _Call:
 
 
 def _caches(inputs: Mapping[str, View]) -> dict[str, View]:
-    return {name: view for name, view in inputs.items() if name.startswith(("key_cache.", "value_cache."))}
+    return {name: view for name, view in inputs.items() if name.partition(".")[0].endswith("_cache")}
 
 
 def _overlap(one: View, other: View) -> bool:

@@ -21,7 +21,7 @@ from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.graphs.registry import reads_prompts
-from vlmexport.runtime.measure.inspection import kv_bytes_per_layer, kv_bytes_per_token
+from vlmexport.runtime.measure.inspection import cache_bytes, kv_bytes_per_token
 
 from tests.support.tiny_bundles import seeded, stir, untrained_draft
 
@@ -127,7 +127,7 @@ def test_manifest_describes_the_draft_cache(built: tuple[Path, Path, Path]) -> N
         "attn_mask", "hidden", "key_cache.0", "positions", "value_cache.0", "write_indices",
     ]  # fmt: skip
     own = 2 * 4 * 24 * 4
-    assert kv_bytes_per_token(manifest) == 3 * kv_bytes_per_layer(manifest) + own
+    assert kv_bytes_per_token(manifest) == cache_bytes(manifest, range(3)) + own
     prompts = {name: reads_prompts(manifest.graphs[name]) for name in ("imitation.1", "imitation.2")}
     assert prompts == {"imitation.1": False, "imitation.2": True}
     sizes = Sizes(max_length=80, max_batch=4, max_width=8)

@@ -114,7 +114,7 @@ def test_an_attention_option_of_a_real_layer_is_refused(monkeypatch: pytest.Monk
         from vlmexport.exporter.families.common.decoder_graphs import layer_inputs
         from vlmexport.exporter.graphs.traced_module import trace
 
-        inputs = layer_inputs(language.decoder)
+        inputs = layer_inputs(language.decoder, 0)
         names = [item.name for item in inputs]
         layer = language.model.model.layers[0]
         trace(

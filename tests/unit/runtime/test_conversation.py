@@ -125,8 +125,8 @@ def test_reused_cache_equals_a_prefill(tiny_bundle: Bundles, bundle: str, draft:
         other.generate(PICTURES[0], chat.messages[:-1], max_new_tokens=2, draft=draft)
         assert found.stats.reused_tokens > 0
         manifest = tiny.bundle.manifest
-        assert len(session.decoder.arena.keys) == manifest.decoder.num_layers + len(manifest.attending)
-        for layer in range(len(session.decoder.arena.keys)):
+        assert len(session.decoder.arena.layers) == manifest.decoder.num_layers + len(manifest.attending)
+        for layer in range(len(session.decoder.arena.layers)):
             here, there = (each.decoder.arena.read(layer) for each in (session, other))
             for part in ("key", "value"):
                 np.testing.assert_allclose(here[part], there[part], atol=1e-4)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vlmexport.runtime.common.errors import CapacityError
-from vlmexport.runtime.decoder.kv_cache import BUCKET, KVArena
+from vlmexport.runtime.decoder.kv_cache import BUCKET, KVArena, key_value
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View
 
 
@@ -44,7 +44,7 @@ class Memory(Engine):
 
 def arena_of(engine: Engine, capacity: int, max_batch: int = 1, **options: Any) -> KVArena:
     """Two layers of two heads of three numbers."""
-    return KVArena(engine, 2, 2, 3, "float32", capacity, max_batch, **options)
+    return KVArena(engine, [key_value(2, 3)] * 2, "float32", capacity, max_batch, **options)
 
 
 def fill(engine: Memory, arena: KVArena, row: int, start: int, count: int, salt: float) -> None:
@@ -87,7 +87,7 @@ def test_growth_leaves_nothing_that_is_not_finite(direct: bool) -> None:
     """On a device whole heads are kept, so that what was bound has to be finite before; what is bound anew is zeros."""
     engine = Memory(direct)
     arena = arena_of(engine, 316)
-    for buffer in (*arena.keys, *arena.values):
+    for buffer in (buffer for layer in arena.layers for buffer in layer.values()):
         buffer.data.view(np.float32)[:] = np.nan
     arena.reserve(16)
     fill(engine, arena, 0, 0, 5 if direct else arena.cache_len, 0.0)
@@ -170,8 +170,8 @@ def test_every_sequence_begins_at_an_address_that_the_engine_can_bind(
             arena.reserve(width)
         for row in range(batch):
             key, value = arena.view(0, row, 1)
-            assert (key.address - arena.keys[0].address) % 256 == 0
-            assert (value.address - arena.values[0].address) % 256 == 0
+            assert (key.address - arena.layers[0]["key_cache"].address) % 256 == 0
+            assert (value.address - arena.layers[0]["value_cache"].address) % 256 == 0
 
 
 def test_updates_share_the_address_of_what_they_update() -> None:

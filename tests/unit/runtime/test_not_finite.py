@@ -121,7 +121,7 @@ def test_non_finite_request_does_not_affect_the_next(tiny_bundle: Callable, fami
         stream, decoder = session.stream(**request | {"max_new_tokens": 40}), session.decoder
         with pytest.raises(NumericsError):
             for _ in stream:
-                for view in decoder.arena.view(0):
+                for view in decoder.arena.views(0).values():
                     decoder.engine.read(view)[0, :, 0] = np.nan
         assert session.generate(**request).tokens == want
 
