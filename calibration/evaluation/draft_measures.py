@@ -156,7 +156,7 @@ class MeasuredLayer:
         self.name = draft.name
         self.layers: float = 1
         draft.network.to(target.device).eval()
-        self._count = LayerCount(draft.drafter, unroll, target.lm_head, draft_length, target.eos_token_ids)
+        self._count = LayerCount(draft.drafter, unroll, target, draft_length, target.eos_token_ids)
         self.result, self.whole = self._count.result, self._count.whole
 
     @property

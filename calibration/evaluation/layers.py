@@ -8,13 +8,13 @@ teacher-forced pass with the layer unrolled from every place (`features/full_seq
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...exporter.drafts.eagle.eagle_network import EagleNetwork
 from ..features.vispec_masks import shifted
+from ..objectives.base import LearnedTarget
 from ..objectives.losses import overlap
 from ..targets.teacher_forcing import Texts
 from .acceptance import Counted, chain_cycles, likeliest
@@ -30,13 +30,13 @@ class LayerCount(Counted):
         self,
         layer: EagleNetwork,
         unroll: Unroll,
-        lm_head: Any,
+        target: LearnedTarget,
         draft_length: int,
         eos_token_ids: Collection[int],
     ) -> None:
-        """`lm_head` is the target's linear layer [V, E]."""
+        """`layer` drafts for `target`."""
         super().__init__(draft_length, eos_token_ids)
-        self._layer, self._unroll, self._head = layer, unroll, lm_head
+        self._layer, self._unroll, self._target = layer, unroll, target
 
     @torch.no_grad()
     def add(self, texts: Texts, features: Callable[[Tensor], Tensor]) -> None:
@@ -44,11 +44,11 @@ class LayerCount(Counted):
         if not len(texts):
             return
         network, learned, given = self._layer, texts.learned, features(texts.hidden)
-        own = self._head(shifted(given, 1)[learned])
+        own = self._target.logits(shifted(given, 1)[learned])
         hits: list[Tensor] = []
         given = network.given(given, texts.taps)
         for step, step_features in enumerate(self._unroll(texts, given, self.draft_length)):
-            logits = network.logits(step_features[learned], self._head.weight)
+            logits = network.logits(step_features[learned], self._target.lm_head.weight)
             ranked = likeliest(logits)
             if network.config.trimmed is not None:
                 ranked = network.d2t[ranked]

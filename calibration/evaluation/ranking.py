@@ -67,7 +67,7 @@ class _Prefix:
             slots = torch.tensor([n for answer in answers for n in range(len(answer) - 1)])
             said = torch.tensor([token for answer in answers for token in answer[1:]])
             owners, slots, said = (each.to(target.device) for each in (owners, slots, said))
-            logits = target.lm_head(hidden_states[owners, slots] * target.logit_scale).float()
+            logits = target.logits(hidden_states[owners, slots] * target.logit_scale).float()
             sums.index_add_(0, owners, logits.log_softmax(-1).gather(1, said[:, None])[:, 0].double())
         return sums.tolist()
 

@@ -41,6 +41,10 @@ class LearnedTarget(Protocol):
         """[..., E] before the final norm to logits [..., V]."""
         ...
 
+    def logits(self, features: Tensor) -> Tensor:
+        """What the LM head reads [..., E] to logits [..., V]."""
+        ...
+
     def features(self, hidden_states: Tensor) -> Tensor:
         """[..., E] before the final norm to what the LM head reads."""
         ...

@@ -54,7 +54,7 @@ class EagleObjective(LayerObjective):
             expected = shifted(features, step + 1)[learned]
             logits = self.network.logits(draft_features[learned], target.lm_head.weight)
             with torch.no_grad():
-                own = target.lm_head(expected)
+                own = target.logits(expected)
             if not len(expected):
                 break
             kept = None if self.network.config.trimmed is None else self.network.d2t

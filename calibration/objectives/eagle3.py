@@ -57,7 +57,7 @@ class Eagle3Objective(LayerObjective):
             if not len(expected):
                 break
             with torch.no_grad():
-                own = target.lm_head(expected)
+                own = target.logits(expected)
                 best = own.argmax(-1)
             logits = network.logits(draft_features[learned])
             drafted = logits.argmax(-1) if kept is None else kept[logits.argmax(-1)]

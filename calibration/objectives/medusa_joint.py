@@ -49,7 +49,7 @@ class JointMedusaObjective(JointObjective, MedusaObjective):
         """base + λ · heads; parts also have the two, and each head's."""
         assert self.options.head_weight is not None, "options are completed by the loop's"
         features = target.features(batch.residuals[:, -1])
-        base = losses.cross_entropy(target.lm_head(features), batch.tokens)
+        base = losses.cross_entropy(target.logits(features), batch.tokens)
         heads, parts = self.heads_loss(features, batch, target)
         total = base + self.options.head_weight * heads
         parts |= {"loss": total, "base": base, "heads": heads}

@@ -97,7 +97,7 @@ class VispecObjective(LayerObjective):
         sight = sight_of(self.network, batch)
         expected = shifted(features, 1)[learned]
         with torch.no_grad():
-            own = target.lm_head(expected)
+            own = target.logits(expected)
         kept = None if layer.config.trimmed is None else layer.d2t
         total = features.new_zeros(())
         parts: dict[str, Tensor] = {}

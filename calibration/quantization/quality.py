@@ -69,8 +69,8 @@ class FloatReference:
         loss = kl = same = 0.0
         parts = zip(self._features.split(ROWS), features.split(ROWS), self._tokens.split(ROWS), strict=True)
         for before, now, tokens in parts:
-            ours = self._target.lm_head(now).log_softmax(-1)
-            theirs = self._head(before).log_softmax(-1)
+            ours = self._target.logits(now).log_softmax(-1)
+            theirs = self._target.capped(self._head(before)).log_softmax(-1)
             loss -= float(ours.gather(1, tokens[:, None]).sum(dtype=torch.float64))
             kl += float((theirs.exp() * (theirs - ours)).sum(dtype=torch.float64))
             same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())

@@ -51,7 +51,7 @@ class Target:
         self.tokenizer = checkpoint.tokenizer
         parts = family.parts(self.model)
         self.layers, self.final_norm, self.lm_head = parts.layers, parts.final_norm, parts.lm_head
-        self.logit_scale, self.embed = parts.logit_scale, parts.embed
+        self.logit_scale, self.embed, self.capped = parts.logit_scale, parts.embed, parts.capped
         self._vision_output, self._image_embeds = parts.vision_output, parts.image_embeds
 
     @property
@@ -84,7 +84,11 @@ class Target:
 
     def head(self, hidden_states: Tensor) -> Tensor:
         """The target's own final norm and LM head, [..., E] to logits [..., V]."""
-        return self.lm_head(self.features(hidden_states))
+        return self.logits(self.features(hidden_states))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits [..., V] of what the LM head reads [..., E], bounded where the model does that."""
+        return self.capped(self.lm_head(features))
 
     def features(self, hidden_states: Tensor) -> Tensor:
         """What the LM head reads: hidden states [..., E] through the final norm, scaled where the model does that."""

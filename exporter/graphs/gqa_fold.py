@@ -37,7 +37,11 @@ def _fold(write: Rewriter, groups: Groups, node: ir.Node) -> bool:
     query, keys, values = (given(node, place) for place in range(3))
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     more = any(value is not None for value in node.inputs[4:]) or len(node.outputs) > 1
-    if more or set(node.attributes) - {"scale"} or (mask is not None and len(mask.shape or ()) != 4):
+    if (
+        more
+        or set(node.attributes) - {"scale", "softcap"}
+        or (mask is not None and len(mask.shape or ()) != 4)
+    ):
         return False
     (heads, size), (kv_heads, _), (_, made) = (_heads(value) for value in (query, keys, values))
     if not (heads and kv_heads and made) or heads == kv_heads:
@@ -46,7 +50,9 @@ def _fold(write: Rewriter, groups: Groups, node: ir.Node) -> bool:
     inputs = [groups.queries(query, kv_heads, size), keys, values]
     if mask is not None:
         inputs.append(groups.mask(mask, kv_heads, heads // kv_heads))
-    output = write.add("Attention", *inputs, scale=number_of(node, "scale", 1.0 / math.sqrt(size)))
+    softcap = {"softcap": number_of(node, "softcap", 0.0)} if "softcap" in node.attributes else {}
+    scale = number_of(node, "scale", 1.0 / math.sqrt(size))
+    output = write.add("Attention", *inputs, scale=scale, **softcap)
     write.replace(node, groups.result(output, heads, made))
     return True
 

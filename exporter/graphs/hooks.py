@@ -42,10 +42,18 @@ def _(cache: torch.Tensor, update: torch.Tensor, write_indices: torch.Tensor) ->
 
 @torch.library.custom_op("vlmexport::attention", mutates_args=())
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
-    """Scaled dot-product attention over [B, heads, T, D]; fewer key/value heads are shared by groups of queries."""
+    """Scaled dot-product attention over [B, heads, T, D]; fewer key/value heads are shared by groups of queries. Scores s become
+    softcap · tanh(s / softcap), before the mask; 0: they stay as they are."""
     groups = query.shape[1] // key.shape[1]
+    if softcap:
+        return _capped_attention(query, key, value, mask, scale, softcap)
     return torch.nn.functional.scaled_dot_product_attention(
         query,
         key.repeat_interleave(groups, 1),
@@ -55,9 +63,33 @@ def attention(
     ).clone(memory_format=torch.contiguous_format)
 
 
+def _capped_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """As transformers' Gemma 2 computes it."""
+    groups = query.shape[1] // key.shape[1]
+    scores = query @ key.repeat_interleave(groups, 1).transpose(2, 3) * scale
+    scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        hidden = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, hidden) if mask.dtype == torch.bool else scores + mask
+    weights = scores.float().softmax(-1).to(query.dtype)
+    return (weights @ value.repeat_interleave(groups, 1)).contiguous()
+
+
 @attention.register_fake
 def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 
@@ -92,8 +124,12 @@ def _onnx_kv_update(cache: Any, update: Any, write_indices: Any) -> Any:
     return op.TensorScatter(cache, update, write_indices, axis=2, mode="linear")
 
 
-def _onnx_attention(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
-    outputs: Any = op.Attention(query, key, value, mask, scale=scale)
+def _onnx_attention(query: Any, key: Any, value: Any, mask: Any, scale: float, softcap: float = 0.0) -> Any:
+    outputs: Any = (
+        op.Attention(query, key, value, mask, scale=scale, softcap=softcap)
+        if softcap
+        else op.Attention(query, key, value, mask, scale=scale)
+    )
     return outputs[0]
 
 
@@ -128,20 +164,25 @@ def attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it: [B, heads, T, D] in, [B, T, heads, D] out, and no weights.
+    """Attention as transformers calls it: [B, heads, T, D] in, [B, T, heads, D] out, and no weights. `softcap` bounds
+    scores (Gemma 2, arXiv 2408.00118).
 
-    Raises UnsupportedModelError for an option that would change the result (softcap, sliding_window, cu_seq_lens_q, …):
-    leaving it out would export another model.
+    Raises UnsupportedModelError for an option that would change the result (s_aux, sliding_window, cu_seq_lens_q, …): leaving
+    it out would export another model; and for a softcap that is not positive.
     """
     odd = sorted(name for name, given in options.items() if given is not None and name not in HARMLESS)
     if odd:
         raise UnsupportedModelError(
             f"{type(module).__name__} passes {', '.join(odd)} to attention, which is not supported"
         )
+    if softcap is not None and softcap <= 0:
+        raise UnsupportedModelError(f"{type(module).__name__}: a softcap of {softcap} is not positive")
     scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling)
-    return attention(query, key, value, attention_mask, scale).transpose(1, 2), None
+    cap = () if softcap is None else (float(softcap),)
+    return attention(query, key, value, attention_mask, scale, *cap).transpose(1, 2), None
 
 
 def attend_within(window: int | None) -> Callable[..., Any]:

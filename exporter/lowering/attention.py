@@ -45,12 +45,12 @@ class Attentions:
         """Replaces an Attention by one whose keys and values are those of `parts`, side by side: one softmax over all.
 
         Groups of queries that share a key/value head are folded (`Groups`): nothing of the cache is repeated. The
-        softmax is computed in float32, as transformers does.
+        softmax is computed in float32, as transformers does; so is a soft cap of the scores, which comes before the mask.
         Raises ExportError for an attention of another form than the exporter makes.
         """
         write = self._write
         write.before(node)
-        refuse_attributes(node, ("scale",))
+        refuse_attributes(node, ("scale", "softcap"))
         query = given(node, 0)
         if any(value is not None for value in node.inputs[4:]) or len(query.shape or ()) != 4:
             raise ExportError(
@@ -63,7 +63,8 @@ class Attentions:
         query = query if scale == 1.0 else write.add("Mul", query, write.constant(scale, query.dtype))
         if groups > 1:
             query = self._groups.queries(query, kv_heads, head_dim)
-        scores = [self._scores(query, part, kv_heads, groups) for part in parts]
+        softcap = number_of(node, "softcap", 0.0)
+        scores = [self._scores(query, part, (kv_heads, groups), softcap) for part in parts]
         joined = scores[0] if len(scores) == 1 else write.add("Concat", *scores, axis=-1)
         weights = write.add("Softmax", joined, axis=-1)
         assert query.dtype is not None
@@ -77,11 +78,14 @@ class Attentions:
             result = self._groups.result(result, heads, head_dim)
         write.replace(node, result)
 
-    def _scores(self, query: ir.Value, part: Rows, kv_heads: int, groups: int) -> ir.Value:
-        """float32 [batch, kv_heads, groups × width, length], −inf-like where hidden."""
-        write = self._write
+    def _scores(self, query: ir.Value, part: Rows, heads: tuple[int, int], softcap: float) -> ir.Value:
+        """float32 [batch, kv_heads, groups × width, length], −inf-like where hidden; `heads` are kv_heads and groups."""
+        write, (kv_heads, groups) = self._write, heads
         product = write.add("MatMul", query, write.add("Transpose", part.keys, perm=[0, 1, 3, 2]))
         product = write.cast(product, WIDE)
+        if softcap:
+            cap = write.constant(softcap, WIDE)
+            product = write.add("Mul", write.add("Tanh", write.add("Div", product, cap)), cap)
         if part.mask is None:
             return product
         key = (part.mask, query.dtype, groups)

@@ -162,7 +162,7 @@ def test_other_masks(mask_heads: int, tmp_path: Path) -> None:
         assert np.abs(got[name] - array).max() <= USUAL * np.abs(array).max()
 
 
-@pytest.mark.parametrize("form", ["softcap", "no groups"])
+@pytest.mark.parametrize("form", ["output", "no groups"])
 def test_other_attentions_stay(form: str) -> None:
     heads = 2 if form == "no groups" else 6
     values = [
@@ -170,8 +170,8 @@ def test_other_attentions_stay(form: str) -> None:
         for name, count in (("q", heads), ("k", 2), ("v", 2), ("x", heads))
     ]
     node = helper.make_node("Attention", ["q", "k", "v"], ["x"])
-    if form == "softcap":
-        node.attribute.append(helper.make_attribute("softcap", 2.0))
+    if form == "output":
+        node.attribute.append(helper.make_attribute("softmax_precision", TensorProto.FLOAT))
     graph = helper.make_graph([node], "toy", values[:3], values[3:])
     assert folded_form(ir.from_proto(helper.make_model(graph))) is None
 

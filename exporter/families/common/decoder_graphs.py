@@ -245,9 +245,14 @@ class FinalNorm:
         return graph.node("Mul", [normed, graph.constant(np.array(self.scale, np.float32))], "scale")
 
 
-def build_head(store: WeightStore, norm: FinalNorm, table: WeightRef) -> GraphSpec:
-    """The `head` graph: hidden states are selected, normalised, perhaps scaled, and multiplied by the table [V, E]."""
+def build_head(store: WeightStore, norm: FinalNorm, table: WeightRef, cap: float | None = None) -> GraphSpec:
+    """The `head` graph: hidden states are selected, normalised, perhaps scaled, and multiplied by the table [V, E]; logits x
+    become cap · tanh(x / cap) where there is a `cap`."""
     graph = Composer("head", store, "head")
     logits = graph.product(norm.hidden_states(graph), table, "logits_gemm")
+    if cap is not None:
+        most = graph.constant(np.array(cap, np.float32))
+        bounded = graph.node("Tanh", [graph.node("Div", [logits, most], "logits_of_cap")], "logits_tanh")
+        logits = graph.node("Mul", [bounded, most], "capped_logits")
     graph.output("logits", logits)
     return GraphSpec("head", "head", graph.model())

@@ -100,7 +100,8 @@ class DecoderShape:
 class Parts:
     """Modules of a real transformers model, for those who compare with it or learn from it.
 
-    `lm_head(final_norm(hidden_states) * logit_scale)` are the logits of hidden states after the last of `layers`. `encoder`
+    `lm_head(final_norm(hidden_states) * logit_scale)` are the logits of hidden states after the last of `layers`, x that is;
+    with a `logit_cap` these are logit_cap · tanh(x / logit_cap) (`capped`). `encoder`
     is a text encoder; in the output of `vision_output`, `image_embeds` finds the embeddings [..., E] that the language
     model sees of pictures, and with `deepstack_layers` [..., (1 + layers) · E]; `put_deepstack` puts such embeddings there in
     place of what is added behind layers. `rotary` turns positions into angles, where the model has such a module.
@@ -111,11 +112,17 @@ class Parts:
     lm_head: nn.Module
     embed: nn.Module
     logit_scale: float = 1.0
+    logit_cap: float | None = None
     encoder: nn.Module | None = None
     vision_output: nn.Module | None = None
     image_embeds: Callable[[Any], torch.Tensor] | None = None
     rotary: nn.Module | None = None
     put_deepstack: Callable[[Any, torch.Tensor], Any] | None = None
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """What the model makes of the LM head's logits."""
+        cap = self.logit_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     @property
     def encoder_layers(self) -> nn.ModuleList | None:

@@ -92,6 +92,8 @@ class Language:
     decoder: DecoderShape
     max_positions: int | None = None
     logit_scale: float = 1.0
+    logit_cap: float | None = None
+    """What bounds logits (`Parts`)."""
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         self.checkpoint, self.config, self.prefix, self.body = checkpoint, config, prefix, body
@@ -200,6 +202,7 @@ class Language:
             lm_head=model.get_submodule(self.within("lm_head")),
             embed=model.get_submodule(self.within(self.embed_path)),
             logit_scale=self.logit_scale,
+            logit_cap=self.logit_cap,
             encoder=self.encoder_module(model.get_submodule(self.prefix.rstrip("."))),
         )
 
@@ -211,7 +214,7 @@ class Language:
         prologues = self.prologues()
         for index, (first, last) in enumerate(itertools.pairwise(cuts)):
             yield build_segment(store, index, first, last, self.decoder, layer, prologues)
-        yield build_head(store, self.final_norm, self.head)
+        yield build_head(store, self.final_norm, self.head, self.logit_cap)
 
     def skipped(self, store: WeightStore, skip: Sublayers) -> GraphSpec:
         """The graph `skipped`: all layers without the sublayers `skip`. Ask for it inside `hooks`."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.modeling_utils import AttentionInterface
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 from transformers.pytorch_utils import Conv1D
-from vlmexport.exporter.graphs.hooks import ATTENTION, attend, export_hooks
+from vlmexport.exporter.graphs.hooks import ATTENTION, OPSET, attend, export_hooks
 from vlmexport.exporter.graphs.meta_model import hollow_model, signature
 from vlmexport.runtime.common.errors import UnsupportedModelError
 
@@ -20,11 +25,48 @@ from tests.support.as_library import as_library
 ROWS = torch.randn(1, 2, 3, 4)
 
 
-@pytest.mark.parametrize("option", ["softcap", "sliding_window", "cu_seq_lens_q"])
+@pytest.mark.parametrize("option", ["s_aux", "sliding_window", "cu_seq_lens_q"])
 def test_an_option_that_changes_attention_is_refused_by_name(option: str) -> None:
     attend(nn.Identity(), ROWS, ROWS, ROWS, None, **{option: None, "use_cache": True})
     with pytest.raises(UnsupportedModelError, match=f"Identity passes {option} to attention"):
         attend(nn.Identity(), ROWS, ROWS, ROWS, None, **{option: 30})
+
+
+@pytest.mark.parametrize("masked", ["bool", "float", "all seen"])
+def test_a_soft_cap_bounds_scores_before_the_mask(masked: str) -> None:
+    """As transformers' Gemma 2 computes it; the operator as ONNX Runtime computes it, too."""
+    cap, scale = 0.7, 0.6
+    layer = SimpleNamespace(num_key_value_groups=2, training=False)
+    query, key, value = (torch.randn(2, heads, 3, 8) for heads in (4, 2, 2))
+    seen = torch.rand(2, 1, 3, 3) < 0.6
+    seen[..., 0] = True
+    added = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    mask = {"bool": seen, "float": added, "all seen": None}[masked]
+    want, _ = eager_attention_forward(
+        layer, query, key, value, None if mask is None else added, scaling=scale, softcap=cap
+    )
+    found, _ = attend(nn.Identity(), query, key, value, mask, scaling=scale, softcap=cap)
+    assert torch.allclose(found, want, atol=1e-6)
+    uncapped, _ = attend(nn.Identity(), query, key, value, mask, scaling=scale)
+    assert not torch.allclose(uncapped, want, atol=1e-2)
+    inputs = {"q": query, "k": key, "v": value} | ({} if mask is None else {"m": mask})
+    kinds = {torch.float32: TensorProto.FLOAT, torch.bool: TensorProto.BOOL}
+    node = helper.make_node("Attention", [*inputs], ["y"], scale=scale, softcap=cap)
+    graph = helper.make_graph(
+        [node],
+        "capped",
+        [helper.make_tensor_value_info(n, kinds[v.dtype], v.shape) for n, v in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, query.shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=11)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (got,) = session.run(None, {name: array.numpy() for name, array in inputs.items()})
+    assert np.abs(got.transpose(0, 2, 1, 3) - want.numpy()).max() < 1e-6
+
+
+def test_a_soft_cap_that_is_not_positive_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"Identity: a softcap of 0\.0 is not positive"):
+        attend(nn.Identity(), ROWS, ROWS, ROWS, None, softcap=0.0)
 
 
 def test_a_family_brings_its_own_attention_and_all_is_restored() -> None:
@@ -100,7 +142,7 @@ def test_an_attention_option_of_a_real_layer_is_refused(monkeypatch: pytest.Monk
     original = modeling_llama.LlamaAttention.forward
 
     def capped(self: Any, *args: Any, **options: Any) -> Any:
-        return original(self, *args, softcap=30.0, **options)
+        return original(self, *args, s_aux=30.0, **options)
 
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", capped)
 
@@ -110,7 +152,7 @@ def test_an_attention_option_of_a_real_layer_is_refused(monkeypatch: pytest.Monk
     model, _ = tiny_models.llama()
     language = LlamaLanguage(Checkpoint(), model.config, "")  # type: ignore[arg-type]
     language.embedding = language.head = None  # type: ignore[assignment]
-    with language.hooks(), pytest.raises(UnsupportedModelError, match="softcap"):
+    with language.hooks(), pytest.raises(UnsupportedModelError, match="s_aux"):
         from vlmexport.exporter.families.common.decoder_graphs import layer_inputs
         from vlmexport.exporter.graphs.traced_module import trace
 
