@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -57,12 +58,14 @@ class Gemma3Family(Family):
             )
         return super().text()
 
-    def blocks(self, input_ids: torch.Tensor) -> list[list[Block]]:
+    def blocks(self, inputs: Mapping[str, torch.Tensor]) -> list[list[Block]]:
         """The rows of each picture; between two pictures stands text."""
-        token = self.image_token_id
-        return [[(first, end) for _, first, end in token_runs(row, [token])] for row in input_ids.tolist()]
+        token, ids = self.image_token_id, inputs["input_ids"].tolist()
+        return [[(first, end) for _, first, end in token_runs(row, [token])] for row in ids]
 
-    def forward_arguments(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward_arguments(
+        self, input_ids: torch.Tensor, prompts: Sequence[slice] = ()
+    ) -> dict[str, torch.Tensor]:
         """`token_type_ids`: which tokens are a picture's."""
         return {"token_type_ids": (input_ids == self.image_token_id).long()}
 

@@ -31,7 +31,7 @@ class Captured:
 
     `caches` [B, heads, T, size] are per layer, by the graphs' names; so are `cross_keys` and `cross_values`. `source_lengths` counts the real
     tokens of each sequence that cross-attention sees; `vision` are the inputs of each run of the vision graph, which give
-    `image_embeds` one after the other. `positions` [axes, B, N] is None where they just count.
+    `image_embeds` one after the other. `positions` [axes, B, N], of one axis [B, N], is None where they just count from 0.
     """
 
     name: str
@@ -114,8 +114,8 @@ def capture(
             image_embeds=image_embeds,
             final_hidden=_array(seen["norm"] * parts.logit_scale),
             lm_head=_array(seen["lm_head"]) if lm_head else None,
-            positions=seen["positions"].numpy() if family.decoder.position == "mrope" else None,
-            blocks=family.blocks(ids),
+            positions=seen["positions"].numpy() if "positions" in seen else None,
+            blocks=family.blocks(inputs),
             input_embeds=first_rows,
             deepstack=deepstack_embeds(family, ids.numpy(), image_embeds),
         )

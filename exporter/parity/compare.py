@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import GraphInfo
 from ...runtime.decoder.masks import encoder_mask
-from ...runtime.decoder.prompt_chunks import blocks_within
+from ...runtime.decoder.prompt_chunks import Block, blocks_within
 from ...runtime.drafts.layer_skip_options import kept_attention
 from ...runtime.graphs.values import caches_by_name, deepstack_inputs, segment_positions, slots_read
 from ..drafts.common.base import Draft
@@ -175,7 +176,7 @@ def run_layers(
 ) -> tuple[tuple[tuple[int, int], ...], list[dict[str, np.ndarray]]]:
     """(positions [start, end) of every step, its outputs): `layers` of the decoder, of which those in `attention`
     have caches, on the hidden states that enter there. The reference runs all positions at once; the graph runs them as prefill,
-    one token, and the rest."""
+    one token, and the rest, but cuts no block."""
     decoder = bundle.manifest.decoder
     first = layers[0]
     hidden = c.residuals[first]
@@ -191,7 +192,7 @@ def run_layers(
     stale = {shape: noise.standard_normal(shape, np.float32) for shape in dict.fromkeys(shapes.values())}
     inputs, read = slot_inputs_of(bundle, cache_len), slots_read(decoder, attention)
     positions = segment_positions(decoder, first, attention)
-    steps = ((0, count - 5), (count - 5, count - 4), (count - 4, count))
+    steps = tuple(itertools.pairwise(_borders(count, itertools.chain(*c.blocks))))
     runs: list[dict[str, np.ndarray]] = []
     for start, end in steps:
         feeds = {
@@ -218,6 +219,12 @@ def run_layers(
         runs.append(feeds)
     runs[0] |= {name: stale[shape] for name, shape in shapes.items()}
     return steps, runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in shapes})
+
+
+def _borders(count: int, blocks: Iterable[Block]) -> list[int]:
+    """Where the steps over `count` positions begin and end."""
+    cut = {at for first, end in blocks for at in range(first + 1, end)}
+    return [at for at in (0, count - 5, count - 4, count) if at not in cut]
 
 
 def _error(c: Captured) -> Captured:

@@ -49,9 +49,15 @@ def masks_of(bundle: Bundle, cache_len: int) -> dict[str, CausalMask]:
     decoder = bundle.manifest.decoder
     bias = bias_of(bundle, decoder.relative_bias)
     windows = {MASKS["sliding_attention"]: decoder.sliding_window}
+    whole = bool(decoder.whole_blocks)
     return {
         name: CausalMask(
-            cache_len, decoder.mask_heads, DTYPES[decoder.mask_dtype], *bias, window=windows.get(name)
+            cache_len,
+            decoder.mask_heads,
+            DTYPES[decoder.mask_dtype],
+            *bias,
+            windows.get(name),
+            whole_blocks=whole,
         )
         for name in attention_masks(decoder, range(decoder.num_layers))
     }

@@ -58,6 +58,7 @@ def describe(
     image, encoder = family.image(), family.encoder()
     try:
         fields = {**asdict(shape), "cuts": selection.cuts(shape.num_layers)}
+        fields["max_block"] = family.max_block(request.length)
         if shape.mask_dtype != "bool":
             fields["mask_dtype"] = precision.mask
         decoder = DecoderInfo.parse(fields, "decoder")

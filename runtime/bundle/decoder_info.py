@@ -55,7 +55,7 @@ class CacheInfo(Part):
 
 _LAYER_CACHES = optional(mapping_of(list_of(CacheInfo.parse, 16), string(40, LAYER_TYPES)))
 
-SELDOM = ("layer_caches", "conv_kernel")
+SELDOM = ("whole_blocks", "layer_caches", "conv_kernel")
 """Fields of `DecoderInfo` that a manifest has only where they say something."""
 
 
@@ -67,8 +67,9 @@ class DecoderInfo(Part):
 
     Layers whose kind in `layer_types` is "sliding_attention" see the last `sliding_window` positions, a token's own
     included; null: every layer sees everything before a token. `max_block` is the most rows of a part of a prompt that
-    sees itself in both directions (a picture's, say); null: prompts are causal. Rows of the embedding table enter the
-    decoder times `embedding_scale`; null: as they are.
+    sees itself in both directions (a picture's, say); null: prompts are causal. Where `whole_blocks` is true it sees all of
+    itself in layers with a window, too; else a row of it sees nothing before its window. Rows of the embedding table
+    enter the decoder times `embedding_scale`; null: as they are.
 
     `layer_caches` are the caches of a layer by its kind; kinds that it does not name have `key_cache` and `value_cache`
     of num_kv_heads × head_dim. `conv_kernel` is how many tokens a causal convolution sees, a token itself included."""
@@ -89,6 +90,7 @@ class DecoderInfo(Part):
     layer_types: list[str] | None = checked(_LAYER_TYPES, default=None)
     sliding_window: int | None = checked(optional(integer(1, 1 << 24)), default=None)
     max_block: int | None = checked(optional(integer(1, 1 << 24)), default=None)
+    whole_blocks: bool | None = checked(optional(boolean), default=None)
     embedding_scale: float | None = checked(optional(number(1e-6, 1e6)), default=None)
     layer_caches: dict[str, list[CacheInfo]] | None = checked(_LAYER_CACHES, default=None)
     conv_kernel: int | None = checked(optional(integer(2, 64)), default=None)

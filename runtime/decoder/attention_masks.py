@@ -56,8 +56,9 @@ class AttentionMasks:
             self._buffers[name] = HostBuffer(engine, name, size, dtype)
             window = info.sliding_window if name == MASKS["sliding_attention"] else None
             self._written[name] = self.causal[name] = CausalMask(
-                capacity, info.mask_heads, DTYPES[dtype], table, max_distance, window
-            )
+                capacity, info.mask_heads, DTYPES[dtype], table, max_distance, window,
+                whole_blocks=bool(info.whole_blocks),
+            )  # fmt: skip
 
     def attach(self, forward_pass: ForwardPass, cache_len: int) -> None:
         """Give a pass its host arrays, and what brings them to the engine."""

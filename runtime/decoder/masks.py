@@ -72,11 +72,14 @@ class CausalMask:
         table: np.ndarray | None = None,
         max_distance: int = 128,
         window: int | None = None,
+        *,
+        whole_blocks: bool = False,
     ):
+        """With `whole_blocks` a block sees all of itself, whatever the window."""
         self._capacity = capacity
         self.positions = np.arange(capacity, dtype=np.int64)
         """0..capacity − 1, to slice positions and indices from."""
-        self._boolean = dtype == np.bool_
+        self._boolean, self._whole_blocks = dtype == np.bool_, whole_blocks
         self._hidden = False if self._boolean else masked_value(dtype)
         # by_distance[h, capacity − 1 + (key − query)]; keys after the query are hidden
         by_distance = np.full((heads, 2 * capacity - 1), self._hidden, dtype)
@@ -115,10 +118,12 @@ class CausalMask:
 
     def block(self, out: np.ndarray, batch_index: int, start: int, first: int, end: int) -> None:
         """Show the positions first..end − 1 of a chain from `start` on, which `out[batch_index]` holds, those of them that
-        come later. Boolean masks only."""
+        come later, or all of them. Boolean masks only."""
         assert self._boolean and start <= first < end <= start + out.shape[2], "a pass holds whole blocks"
-        later = np.triu(np.ones((end - first, end - first), bool))
-        out[batch_index, :, first - start : end - start, first:end] |= later
+        shown = np.ones((end - first, end - first), bool)
+        out[batch_index, :, first - start : end - start, first:end] |= (
+            shown if self._whole_blocks else np.triu(shown)
+        )
 
     @property
     def distance_bias(self) -> np.ndarray:

@@ -28,16 +28,22 @@ NEVER = 10**6
 class Request:
     """`token_ids` with special tokens and image tokens; `vision`, what the model's own forward takes of a picture, or None.
 
-    Where every row that the decoder sees is an image row (no text encoder), `token_ids` only say how many there are.
+    Where every row that the decoder sees is an image row (no text encoder), `token_ids` only say how many there are. Of a model
+    whose prompts begin with a part that sees itself in both directions, `prefix` says how long that is.
     """
 
     token_ids: tuple[int, ...]
     vision: Mapping[str, np.ndarray] | None = None
+    prefix: int | None = None
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
         seen = sorted((self.vision or {}).items())
-        return self.token_ids, tuple((name, values.shape, values.tobytes()) for name, values in seen)
+        return (
+            self.token_ids,
+            self.prefix,
+            tuple((name, values.shape, values.tobytes()) for name, values in seen),
+        )
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -84,7 +90,7 @@ class Oracle:
         config = self.model.config if not self.reads_text else self.text.config
         return config.decoder_start_token_id
 
-    def _inputs(self, request: Request, tokens: Sequence[int] | None = None) -> dict[str, torch.Tensor]:
+    def inputs(self, request: Request, tokens: Sequence[int] | None = None) -> dict[str, torch.Tensor]:
         """Arguments of `generate`, or with `tokens` behind the prompt of `forward`."""
         inputs: dict[str, torch.Tensor] = {}
         behind = () if tokens is None or self.encoder_decoder else tokens
@@ -95,7 +101,12 @@ class Oracle:
             inputs[name] = torch.from_numpy(values)
         for name in ("mm_token_type_ids", "token_type_ids"):
             if name in signature(self.model.forward).parameters:
-                inputs[name] = (inputs["input_ids"] == self.model.config.image_token_id).long()
+                ids = inputs["input_ids"]
+                inputs[name] = (
+                    (ids == self.model.config.image_token_id).long()
+                    if request.prefix is None
+                    else (torch.arange(ids.shape[1])[None] >= request.prefix).long()
+                )
         if tokens is not None and self.encoder_decoder:
             inputs["decoder_input_ids"] = torch.tensor([[self.start, *tokens]])
         return inputs
@@ -104,7 +115,7 @@ class Oracle:
     def logits(self, request: Request, tokens: tuple[int, ...]) -> np.ndarray:
         """Row j judges the token after `tokens[:j]`; float32 [len(tokens) + 1, V]. One forward over the whole prefix."""
         with torch.inference_mode():
-            out = self.model(**self._inputs(request, tokens), use_cache=False).logits[0].numpy()
+            out = self.model(**self.inputs(request, tokens), use_cache=False).logits[0].numpy()
         return out if self.encoder_decoder else out[len(request.token_ids) - 1 :]
 
     @lru_cache(maxsize=1024)  # noqa: B019
@@ -112,7 +123,7 @@ class Oracle:
         """Tokens of `generate(do_sample=False)`, the end token included when it was reached."""
         with torch.inference_mode():
             out = self.model.generate(
-                **self._inputs(request), do_sample=False, max_new_tokens=count, eos_token_id=eos, pad_token_id=0,
+                **self.inputs(request), do_sample=False, max_new_tokens=count, eos_token_id=eos, pad_token_id=0,
             )[0].tolist()  # fmt: skip
         tokens = out[1:] if self.encoder_decoder else out[len(request.token_ids) :]
         return tuple(tokens)
@@ -137,7 +148,7 @@ class Oracle:
         )
         try:
             with torch.inference_mode():
-                self.model(**self._inputs(request, tuple(tokens)), use_cache=False)
+                self.model(**self.inputs(request, tuple(tokens)), use_cache=False)
         finally:
             hook.remove()
         return seen[0].clone()
@@ -153,7 +164,7 @@ class Oracle:
         )
         try:
             with torch.inference_mode():
-                self.model(**self._inputs(request, tuple(tokens)), use_cache=False)
+                self.model(**self.inputs(request, tuple(tokens)), use_cache=False)
         finally:
             hook.remove()
         return seen[0][0].clone()
@@ -169,7 +180,7 @@ class Oracle:
         hook = self.text.lm_head.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
         try:
             with torch.inference_mode():
-                self.model(**self._inputs(request, tuple(tokens)), use_cache=False)
+                self.model(**self.inputs(request, tuple(tokens)), use_cache=False)
         finally:
             hook.remove()
         return seen[0][0].clone(), self.text.lm_head.weight
@@ -180,4 +191,6 @@ class Oracle:
             rows = self.norm(rows)
             if getattr(self.text.config, "scale_decoder_outputs", False):
                 rows = rows * self.text.model_dim**-0.5
-            return self.text.lm_head(rows).numpy()
+            logits = self.text.lm_head(rows)
+            cap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
+            return (logits if cap is None else (logits / cap).tanh() * cap).numpy()

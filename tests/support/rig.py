@@ -153,7 +153,9 @@ class Rig:
         vision = {name: value.numpy() for name, value in drawn.items()}
         if self.manifest.decoder.cross_attention and self.manifest.encoder is None:
             return Request((text.pad_token_id or 0,) * count, vision)
-        return Request((*[self.image_token] * count, *ids, *text.eos_token_ids[:1]), vision)
+        # Some of the text sees all of itself, too, the rest what is before it.
+        prefix = count + 2 if self.tiny.family.whole_prompt else None
+        return Request((*[self.image_token] * count, *ids, *text.eos_token_ids[:1]), vision, prefix)
 
     def vision(self, request: Request) -> list[dict[str, np.ndarray]]:
         """Inputs of each run of the `vision` graph."""
@@ -168,7 +170,8 @@ class Rig:
     def positions(self, request: Request, count: int) -> np.ndarray | None:
         """Of the first `count` rows, where they do not just count."""
         if self.manifest.decoder.position != "mrope":
-            return None
+            first = self.tiny.family.first_position
+            return np.arange(first, first + count)[None] if first else None
         assert request.vision is not None and self.manifest.image is not None
         merge = self.manifest.image.extra["merge_size"]
         frames, down, across = request.vision["image_grid_thw"][0].tolist()
@@ -176,7 +179,9 @@ class Rig:
 
     def blocks(self, request: Request) -> list[tuple[int, int]]:
         """Rows of the prompt that see each other in both directions."""
-        found = self.tiny.family.blocks(torch.tensor([request.token_ids]))
+        if not self.oracle.reads_text or self.oracle.encoder_decoder:
+            return []
+        found = self.tiny.family.blocks(self.oracle.inputs(request))
         return found[0] if found else []
 
     def pictures(self, request: Request) -> np.ndarray | None:
@@ -236,7 +241,7 @@ class Rig:
             if self.manifest.decoder.cross_attention:
                 self.decoder.encode(row, self.source(request))
             elif request.vision is not None:
-                count = self.image_rows(request)
+                count = self._prefilled(request)
                 positions, blocks = self.positions(request, count), self.blocks(request)
                 self.decoder.prefill(self.source(request)[:count], row, positions, blocks=blocks)
 
@@ -245,7 +250,11 @@ class Rig:
         ids = self.first_ids(request)
         if request.vision is None or self.manifest.decoder.cross_attention:
             return ids
-        return ids[self.image_rows(request) :]
+        return ids[self._prefilled(request) :]
+
+    def _prefilled(self, request: Request) -> int:
+        """Rows of a prompt that a pass over tokens cannot carry: pictures, and what sees them before they see it."""
+        return request.prefix or self.image_rows(request)
 
     def full(self, *trees: TokenTree) -> list[np.ndarray]:
         """One pass over all segments; logits [nodes, V] per sequence."""

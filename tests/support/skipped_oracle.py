@@ -39,7 +39,7 @@ def without(layers: Items[Any], attention: Collection[int], mlp: Collection[int]
 def drafted(oracle: Oracle, skip: Any, request: Request, tokens: Items[int], count: int) -> list[int]:
     """`count` tokens behind `tokens`, of which all but the last are in the target's cache; each drafted one looks at that
     cache, and at what the draft itself made of the tokens since."""
-    out = oracle.model(**oracle._inputs(request, tuple(tokens[:-1])), use_cache=True)
+    out = oracle.model(**oracle.inputs(request, tuple(tokens[:-1])), use_cache=True)
     cache = (getattr(out, "language_model_outputs", None) or out).past_key_values
     cache = copy.deepcopy(cache)
     found = [tokens[-1]]

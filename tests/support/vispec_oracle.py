@@ -37,7 +37,7 @@ def seen_by(oracle: Oracle, inputs: dict[str, torch.Tensor]) -> tuple[Any, Any]:
 
 def behind(rig: Rig, network: Any, request: Request, tokens: Items[int]) -> VispecOracle:
     """The layer behind `tokens` of a request, whose picture comes first."""
-    features, entering = seen_by(rig.oracle, rig.oracle._inputs(request, tuple(tokens[:-1])))
+    features, entering = seen_by(rig.oracle, rig.oracle.inputs(request, tuple(tokens[:-1])))
     count = rig.image_rows(request)
     pictures = [(0, [entering[:count]])] if count else []
     ids = [*rig.first_ids(request), *tokens]

@@ -57,12 +57,14 @@ def window_by_slot_on_a_device(patch: Patch) -> None:
 def _window_of(patch: Patch, more: int) -> None:
     made: Any = CausalMask.__init__
 
-    def wrong(self: Any, *given: Any) -> None:
+    def wrong(self: Any, *given: Any, **named: Any) -> None:
         *rest, window = given
-        made(self, *rest, None if window is None else window + more)
+        made(self, *rest, None if window is None else window + more, **named)
 
     patch.setattr(
-        CausalMask, "__init__", lambda self, *given: (wrong if len(given) == 6 else made)(self, *given)
+        CausalMask,
+        "__init__",
+        lambda self, *given, **named: (wrong if len(given) == 6 else made)(self, *given, **named),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,6 +38,10 @@ class Family:
     model_types: ClassVar[tuple[str, ...]]
     needs_picture: ClassVar[bool] = False
     """Whether the model reads no text without a picture."""
+    whole_prompt: ClassVar[bool] = False
+    """Whether all positions of a prompt see each other (a prefix-LM); what is generated behind it is causal."""
+    first_position: ClassVar[int] = 0
+    """Of a prompt whose positions just count."""
     language: Language
     vision: Vision | None = None
 
@@ -157,11 +161,19 @@ class Family:
         `Video`, and a prompt as the model's own processor lays them out."""
         raise NotImplementedError
 
-    def blocks(self, input_ids: torch.Tensor) -> list[list[Block]]:
-        """Of each of the prompts [B, n], the parts whose positions see each other in both directions; empty where prompts are
-        causal."""
+    def max_block(self, max_length: int) -> int | None:
+        """The manifest's `decoder.max_block` of a bundle for so many positions: a prompt that sees all of itself goes through
+        one pass."""
+        return max(1, max_length - 1) if self.whole_prompt else self.decoder.max_block
+
+    def blocks(self, inputs: Mapping[str, torch.Tensor]) -> list[list[Block]]:
+        """Of each of the sequences that are arguments of the model's own forward, the parts whose positions see each other in
+        both directions; empty where prompts are causal."""
         return []
 
-    def forward_arguments(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the model's own forward takes beside the ids [B, n] of padded prompts, their mask and pictures."""
+    def forward_arguments(
+        self, input_ids: torch.Tensor, prompts: Sequence[slice] = ()
+    ) -> dict[str, torch.Tensor]:
+        """What the model's own forward takes beside the ids [B, n] of padded sequences, their mask and pictures; `prompts`
+        are where the prompt of each stands."""
         return {}

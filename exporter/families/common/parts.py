@@ -87,7 +87,10 @@ class DecoderShape:
     sliding_window: int | None = None
     """Positions that a layer with sliding attention sees, a token's own included."""
     max_block: int | None = None
-    """Most rows of a part of a prompt that sees itself in both directions; None: prompts are causal."""
+    """Most rows of a part of a prompt that sees itself in both directions; None: prompts are causal. `Family.max_block` may say
+    another number for a bundle."""
+    whole_blocks: bool | None = None
+    """Whether such a part sees all of itself in layers with sliding attention, too; else no more than the window holds."""
     embedding_scale: float | None = None
     """What a row of the embedding table is multiplied by, for whoever reads it; None: nothing."""
     layer_caches: dict[str, list[CacheShape]] | None = None

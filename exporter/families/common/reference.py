@@ -33,8 +33,11 @@ def collate(
     decoded = [decoder_prefix(p) for p in prompts]
     sequences = [(*ids, *text) for ids, text in zip(decoded, texts or [()] * len(prompts), strict=True)]
     if prompts[0].decoder_ids is None:
-        arguments["input_ids"], arguments["attention_mask"] = padded(sequences, pad_id(family), left)
-        return arguments | family.forward_arguments(arguments["input_ids"])
+        ids, mask = padded(sequences, pad_id(family), left)
+        begins = [ids.shape[1] - len(sequence) if left else 0 for sequence in sequences]
+        spans = [slice(begin, begin + len(own)) for begin, own in zip(begins, decoded, strict=True)]
+        arguments |= {"input_ids": ids, "attention_mask": mask}
+        return arguments | family.forward_arguments(ids, spans)
     if prompts[0].input_ids:
         ids_and_mask = padded([p.input_ids for p in prompts], pad_id(family))
         arguments["input_ids"], arguments["attention_mask"] = ids_and_mask

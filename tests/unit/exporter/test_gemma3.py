@@ -61,7 +61,7 @@ def test_prompts_are_laid_out_as_the_processor_does(long: Any, text: str) -> Non
         prepared = get_family("gemma3").prepare(session.bundle, pictures or None, RawPrompt(text))
     ids = family.reference_prompt(pictures or None, RawPrompt(text)).input_ids
     assert tuple(prepared.token_ids.tolist()) == ids
-    assert list(prepared.blocks) == family.blocks(torch.tensor([ids]))[0]
+    assert list(prepared.blocks) == family.blocks({"input_ids": torch.tensor([ids])})[0]
     assert [end - first for first, end in prepared.blocks] == [16] * len(pictures)
 
 
