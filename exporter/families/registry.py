@@ -13,6 +13,7 @@ from .internvl import InternVLFamily
 from .llama import LlamaFamily
 from .llava import LlavaFamily
 from .llava_next import LlavaNextFamily
+from .paligemma import PaliGemmaFamily
 from .qwen2_5_vl import Qwen2_5_VLFamily
 from .qwen2_vl import Qwen2VLFamily
 from .qwen3_vl import Qwen3VLFamily
@@ -27,6 +28,7 @@ FAMILIES: tuple[type[Family], ...] = (
     LlamaFamily,
     LlavaFamily,
     LlavaNextFamily,
+    PaliGemmaFamily,
     Qwen2VLFamily,
     Qwen2_5_VLFamily,
     Qwen3VLFamily,

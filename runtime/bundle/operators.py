@@ -20,13 +20,13 @@ STRUCTURE = frozenset((
     "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Equal", "Expand", "Gather",
     "GatherElements", "Gelu", "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or",
     "RMSNormalization", "Range", "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "ScatterElements", "Shape", "Sigmoid",
-    "Sin", "Slice", "Split", "Squeeze", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
+    "Sin", "Slice", "Split", "Squeeze", "Sub", "Tanh", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
 """What the graphs of the supported families are made of."""
 
 ACTIVATIONS = {
     "Clip": "relu6", "Erf": "gelu_python", "HardSwish": "hardswish",
-    "LeakyRelu": "leaky_relu", "Mish": "mish", "Pow": "relu2", "Tanh": "tanh",
+    "LeakyRelu": "leaky_relu", "Mish": "mish", "Pow": "relu2",
 }  # fmt: skip
 """What other activations in a model's configuration add → one activation (transformers' name) that needs it."""
 

@@ -14,6 +14,7 @@ FAMILIES = {
     "llama": ("llama", "Llama"),
     "llava": ("llava", "Llava"),
     "llava-next": ("llava_next", "LlavaNext"),
+    "paligemma": ("paligemma", "PaliGemma"),
     "qwen2-vl": ("qwen2_vl", "Qwen2VL"),
     "qwen2.5-vl": ("qwen2_5_vl", "Qwen25VL"),
     "qwen3-vl": ("qwen3_vl", "Qwen3VL"),

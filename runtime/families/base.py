@@ -199,6 +199,18 @@ def one_view(family: Family, bundle: Source, image: Any) -> View:
     return views_of(family, bundle, images)[0]
 
 
+def prepared_ids(family: Family, token_ids: np.ndarray) -> Prepared:
+    """A prompt of ids int64 [n] alone. Raises `ImageError` where the family `needs_picture`."""
+    if getattr(family, "needs_picture", False):
+        raise needs_picture()
+    return Prepared(token_ids)
+
+
+def needs_picture() -> ImageError:
+    """What a model says of text without a picture that it never saw alone."""
+    return ImageError("this model reads no text without an image: give one (--image FILE)")
+
+
 def text_only() -> ImageError:
     """What a model without a vision tower says of any picture."""
     return ImageError("this model reads text only: leave the image out")

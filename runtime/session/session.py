@@ -21,7 +21,7 @@ from ..common.validation import integer
 from ..decoder.decoder import Decoder
 from ..drafts.memory.answers import Memory, tokenizer_checksum
 from ..families import Prepared, get_family
-from ..families.base import View
+from ..families.base import View, prepared_ids
 from ..families.plain import PlainText
 from ..policy.base import DraftPolicy
 from ..speculative.proposer import Proposer
@@ -235,7 +235,9 @@ class Session:
         ids = token_array(token_ids)
 
         def pieces(results: list[Result]) -> Iterator[str]:
-            yield from run_alone(self, results, Prepared(ids), settings, self._delivery(streamed=False))
+            yield from run_alone(
+                self, results, prepared_ids(self._family, ids), settings, self._delivery(streamed=False)
+            )
 
         stream = Stream(self._guarded(pieces))
         for _ in stream:

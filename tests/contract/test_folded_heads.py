@@ -101,7 +101,7 @@ def differences(
     return worst
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", "qwen2", "llava", "blip2-opt"])
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", "qwen2", "llava", "blip2-opt", "paligemma2"])
 def test_folded_graphs_compute_the_same(tiny_bundle: Bundles, name: str) -> None:
     """Prefill, one token, wide passes, trees and ragged batches, over caches whose stale rows are garbage."""
     tiny = tiny_bundle(name)
@@ -162,7 +162,7 @@ def test_other_masks(mask_heads: int, tmp_path: Path) -> None:
         assert np.abs(got[name] - array).max() <= USUAL * np.abs(array).max()
 
 
-@pytest.mark.parametrize("form", ["output", "no groups"])
+@pytest.mark.parametrize("form", ["precision", "no groups"])
 def test_other_attentions_stay(form: str) -> None:
     heads = 2 if form == "no groups" else 6
     values = [
@@ -170,7 +170,7 @@ def test_other_attentions_stay(form: str) -> None:
         for name, count in (("q", heads), ("k", 2), ("v", 2), ("x", heads))
     ]
     node = helper.make_node("Attention", ["q", "k", "v"], ["x"])
-    if form == "output":
+    if form == "precision":
         node.attribute.append(helper.make_attribute("softmax_precision", TensorProto.FLOAT))
     graph = helper.make_graph([node], "toy", values[:3], values[3:])
     assert folded_form(ir.from_proto(helper.make_model(graph))) is None
@@ -222,6 +222,20 @@ def test_errors_are_found(
         assert mutant is mask_as_it_is and "mask" in str(error)
         return
     assert mutant is not mask_as_it_is and found["hidden_out"] > 1000 * USUAL, found
+
+
+def test_a_soft_cap_left_out_is_found(tiny_bundle: Bundles, tmp_path: Path) -> None:
+    tiny = tiny_bundle("paligemma2")
+    info = tiny.bundle.manifest.graphs["segment.0"]
+    os.link(tiny.path / "weights.bin", tmp_path / "weights.bin")
+    made = folded_form(read(tiny.path / info.file))
+    assert made is not None
+    capped = [node for node in made.graph if node.op_type == "Attention"]
+    for node in capped:
+        assert node.attributes.pop("softcap").as_float() == 2.0
+    ir.save(made, tmp_path / "mutant.onnx")
+    found = differences(tiny, tiny.path / info.file, tmp_path / "mutant.onnx", info, ["wide", "tree"])
+    assert capped and found["hidden_out"] > 1000 * USUAL, found
 
 
 # --- what loads it ---

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 from vlmexport.exporter.lowering import OPSET, TENSORRT_10_3, lower
+from vlmexport.exporter.lowering.attention import Attentions
 from vlmexport.exporter.lowering.opset import refusal
 from vlmexport.exporter.lowering.single import RULES
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
@@ -94,6 +95,26 @@ def test_every_graph_computes_the_same(
                 assert worst <= RELATIVE * scale, f"{where} differs by {worst:.2e}, scale {scale:.1f}"
                 compared.add((graph, output))
     assert len(compared) >= 4 * manifest.decoder.num_layers
+
+
+@pytest.mark.parametrize("cap", [None, 0.0])
+def test_a_soft_cap_left_out_is_found(
+    tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: float | None
+) -> None:
+    """Scores are bounded before the mask hides some; without the bound the rows are others."""
+    tiny = tiny_bundle("paligemma2")
+    info = tiny.bundle.manifest.graphs["segment.1"]
+    if cap is not None:
+        scores = Attentions._scores
+        monkeypatch.setattr(Attentions, "_scores", lambda self, *given: scores(self, *given[:-1], cap))
+    own = onnx_session(tiny.path / info.file)
+    other = onnx_session(lowered_runs.lowered_file(tiny.path, info.file, tmp_path))
+    run = PASSES["tree"]
+    given = lowered_runs.inputs(tiny.bundle.manifest, tiny, info, run, 5)
+    want = lowered_runs.lowered_outputs(ran(own, given), run)["hidden_out"]
+    got = ran(other, lowered_runs.lowered_inputs(given, run))["hidden_out"]
+    far = np.abs(got - want).max() / np.abs(want).max()
+    assert far <= RELATIVE if cap is None else far > 1000 * RELATIVE, far
 
 
 @pytest.mark.parametrize("name", FAMILIES)

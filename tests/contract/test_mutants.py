@@ -496,7 +496,7 @@ class Mutant:
     """Errors of the runtime itself that stop it, beside a failing assertion."""
 
 
-WINDOWED = ("qwen2", "gemma3")
+WINDOWED = ("qwen2", "gemma3", "paligemma2")
 """Families of which some layers see a window."""
 
 OF_INTEGERS = ("t5-weights-int4", "llama-weights-int8")
@@ -587,7 +587,12 @@ MUTANTS = {
     "causal rows of a picture": Mutant(
         windows.causal_blocks,
         {"prefill": table("prefill"), "batch": table("ragged_batch"), "generation": generation("perfect", 3)},
-        ("gemma3",),
+        ("gemma3", "paligemma2"),
+    ),
+    "a prefix cut by windows": Mutant(
+        windows.prefix_within_windows,
+        {"prefill": table("prefill"), "batch": table("ragged_batch"), "generation": generation("perfect", 3)},
+        ("paligemma2",),
     ),
     "tree path not committed": Mutant(
         path_not_committed,

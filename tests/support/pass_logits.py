@@ -77,6 +77,8 @@ class PassLogits:
         behind = {"input_ids": torch.tensor([list(tokens)])}
         behind["attention_mask"] = torch.ones_like(behind["input_ids"])
         behind["mm_token_type_ids"] = behind["token_type_ids"] = torch.zeros_like(behind["input_ids"])
+        if self.model.config.model_type == "paligemma":  # what is generated is causal
+            behind["token_type_ids"] = torch.ones_like(behind["input_ids"])
         longer = {n: torch.cat([v, behind[n]], 1) if n in behind else v for n, v in inputs.items()}
         return self.model(**longer, use_cache=False).logits[0, count - 1 :].numpy()
 

@@ -76,6 +76,7 @@ SEEING = (
     "internvl",
     "llava",
     "llava-next",
+    "paligemma2",
     "qwen2-vl",
     "qwen2.5-vl",
     "qwen3-vl",
@@ -166,6 +167,11 @@ BUNDLES = {
     ),
     # Windows of 8, which the rows of a picture do not fit: they see each other.
     "gemma3": Recipe("gemma3", changes=FUSED, head="shared", taps=(1, 1, 1)),
+    # Windows of 8, which a prompt does not fit: all of it sees itself. Its rows are 16 and some words.
+    "paligemma2": Recipe("paligemma2", changes={**FUSED, "seed": 31}, head="shared", taps=(1, 1, 1)),
+    "paligemma2-two-cuts": Recipe(
+        "paligemma2", (1, 2), {**FUSED, "num_hidden_layers": 4, "seed": 31}, taps=(1, 1, 2)
+    ),
     "gemma3-two-cuts": Recipe("gemma3", (1, 2), {**FUSED, "num_hidden_layers": 4}, taps=(1, 1, 2)),
     "qwen3": Recipe("qwen3", changes={**FUSED, "seed": 20}, taps=(1, 1, 1)),
     "qwen3-two-cuts": Recipe("qwen3", (1, 2), {**FUSED, "num_hidden_layers": 3}, taps=(1, 1, 2)),
@@ -237,6 +243,7 @@ EVERY_FAMILY = (
     "qwen2.5-vl",
     "qwen3-vl",
     "gemma3",
+    "paligemma2",
     "internvl",
     "smolvlm",
     "qwen2",

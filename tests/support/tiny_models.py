@@ -46,6 +46,7 @@ from transformers import (
     LlavaProcessor,
     OPTConfig,
     OPTForCausalLM,
+    PaliGemmaForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2_5_VLForConditionalGeneration,
@@ -333,6 +334,10 @@ QWEN_VL = (
 )
 
 
+def _fill_paligemma(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    _paligemma().fill_paligemma(model, silent, generator)
+
+
 def _fill_gemma3(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
     _gemma().fill_gemma3(model, silent, generator)
 
@@ -355,6 +360,7 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     Blip2ForConditionalGeneration: _fill_blip2,
     Gemma3ForCausalLM: _fill_gemma3,
     Gemma3ForConditionalGeneration: _fill_gemma3,
+    PaliGemmaForConditionalGeneration: _fill_paligemma,
 }
 """Class of a model → what draws its weights."""
 
@@ -362,6 +368,11 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
 def fill(model: PreTrainedModel, silent: tuple[int, ...], generator: torch.Generator) -> None:
     """Draws the weights of a model of `FILLS`, whose greedy output then varies; `silent` tokens always get logit 0."""
     FILLS[type(model)](model, silent, generator)
+
+
+def _paligemma() -> Any:
+    """The module of the PaliGemmas, which imports this one."""
+    return import_module("tests.support.tiny_paligemma")
 
 
 def _gemma() -> Any:
@@ -719,6 +730,8 @@ def save(
         tokenizer.save_pretrained(folder)
     elif isinstance(model, Gemma3ForConditionalGeneration):
         _gemma().save_processor(model, tokenizer, folder)
+    elif isinstance(model, PaliGemmaForConditionalGeneration):
+        _paligemma().save_processor(model, tokenizer, folder)
     else:
         tokenizer.save_pretrained(folder)
     _untie_t5(folder)
@@ -743,6 +756,8 @@ BUILDERS = {
     "gemma3": lambda **options: _gemma().gemma3(**options),
     "gemma3-text": lambda **options: _gemma().gemma3_text(**options),
     "llava": llava,
+    "paligemma": lambda **options: _paligemma().paligemma(**{"language": "gemma", **options}),
+    "paligemma2": lambda **options: _paligemma().paligemma(**options),
     "llava-next": llava_next,
     "qwen2": qwen2,
     "qwen3": qwen3,

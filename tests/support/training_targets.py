@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2.5-vl": {"num_hidden_layers": 5},
     "qwen3-vl": {"num_hidden_layers": 5},
     # Untied: rows of zeros, which keep marks silent in the head, would enter its norms, whose gradients then explode.
+    "paligemma2": {"num_hidden_layers": 5, "tied": False},
     "gemma3": {"num_hidden_layers": 5, "tied": False},
     "internvl": {"num_hidden_layers": 5},
     "smolvlm": {"num_hidden_layers": 5},

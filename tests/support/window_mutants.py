@@ -97,6 +97,12 @@ def borders_within_blocks(patch: Patch) -> None:
     patch.setattr(decoder, "blocks_within", within)
 
 
+def prefix_within_windows(patch: Patch) -> None:
+    """A prefix sees no more of itself than the window holds, as a picture of Gemma 3 does."""
+    made: Any = CausalMask.__init__
+    patch.setattr(CausalMask, "__init__", lambda self, *given, whole_blocks=False: made(self, *given))
+
+
 def blocks_beyond_windows(patch: Patch) -> None:
     """A block sees all of itself also where that is farther away than the window."""
 

@@ -1,16 +1,10 @@
 """Gemma 3's language model (Gemma3ForCausalLM; arXiv 2503.19786): five layers that see a window for each that sees everything,
 with rotary angles of their own, and four norms a layer.
-
-Embeddings are the table times √E. Whatever reads embeddings of this model reads them so: its own layers, and drafts, in graphs
-and while they are trained. The factor is as transformers has it in the type that it computes in: exact in float32, 50.5
-in place of 50.596 in a bfloat16 graph of the 4B.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,26 +14,20 @@ from transformers.models.gemma3 import modeling_gemma3
 from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.graphs.values import MASKS
 from ...checkpoint.checkpoint import Checkpoint
-from ...graphs.hooks import replaced, rms_norm
 from ...graphs.traced_module import TraceInput, trace
 from ..common.decoder_graphs import Prologue
-from .llama import DYNAMIC, LlamaLanguage
+from .gemma import GemmaLanguage
 
 REFUSED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
 
-def _one_centered(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Gemma3RMSNorm's forward: its weight is what the scale differs from 1 by."""
-    return rms_norm(x, 1.0 + self.weight, float(self.eps))
-
-
-class Gemma3Language(LlamaLanguage):
+class Gemma3Language(GemmaLanguage):
     """See the module."""
 
     name: ClassVar[str] = "gemma3_text"
     kind: ClassVar[Any] = Gemma3ForCausalLM
     modeling: ClassVar[Any] = modeling_gemma3
-    norm: ClassVar[Any] = None
+    centered: ClassVar[Any] = modeling_gemma3.Gemma3RMSNorm
     angles: ClassVar[Any] = modeling_gemma3.Gemma3RotaryEmbedding
     windows: ClassVar[bool] = True
     attention_norm_path: ClassVar[str | None] = "post_attention_layernorm"
@@ -50,9 +38,6 @@ class Gemma3Language(LlamaLanguage):
         for name in REFUSED:
             if value := getattr(config, name, None):
                 raise UnsupportedModelError(f"{self.kind.__name__}: {name}={value!r:.40} is not supported")
-        if any(rope.get("rope_type") == DYNAMIC for rope in self.ropes.values()):
-            raise UnsupportedModelError(f"{self.kind.__name__}: rope_type {DYNAMIC!r} is not supported")
-        self.decoder = replace(self.decoder, embedding_scale=config.hidden_size**0.5)
 
     @property
     def ropes(self) -> dict[str, Mapping[str, Any]]:
@@ -60,13 +45,6 @@ class Gemma3Language(LlamaLanguage):
         return {
             kind: self.config.rope_parameters.get(kind) or {} for kind in sorted({*self.config.layer_types})
         }
-
-    def hooks(self) -> AbstractContextManager[None]:
-        """Llama's, and norms whose weight is centered at 0."""
-        stack = ExitStack()
-        stack.enter_context(super().hooks())
-        stack.enter_context(replaced(modeling_gemma3.Gemma3RMSNorm, "forward", _one_centered))
-        return stack  # type: ignore[return-value]
 
     def prologues(self) -> dict[str, Prologue]:
         """The angles of each kind of layer."""

@@ -19,6 +19,7 @@ PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "idefics3": split.preprocess,
     "llava-next": tiles.preprocess,
     "qwen2-vl": patches.preprocess,
+    "siglip": square.preprocess,
     "vit": square.preprocess,
 }
 """`image.processor` of a manifest → function. A new processor is one line here."""

@@ -471,7 +471,21 @@ class SmolVLMModel(LlavaModel):
         }
 
 
+class PaliGemmaModel(Gemma3Model):
+    """Graphs of a `paligemma` bundle."""
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        return LlamaModel.segment(self, io, first, last)
+
+    def head(self, io: Tensors) -> Tensors:
+        logits = super().head(io)["logits"]
+        cap = getattr(self.body.config, "final_logit_softcapping", None)
+        return {"logits": logits if cap is None else (logits / cap).tanh() * cap}
+
+
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
+    ("paligemma", "gemma"): PaliGemmaModel,
+    ("paligemma", "gemma2"): PaliGemmaModel,
     ("llama", "llama"): LlamaModel,
     ("llama", "qwen2"): LlamaModel,
     ("llama", "qwen3"): LlamaModel,

@@ -47,6 +47,7 @@ MEMORY = {WHOLE: 1 << 40, BY_LAYER: 0}
         "qwen2.5-vl",
         "qwen3-vl",
         "gemma3",
+        "paligemma2",
         "internvl",
         "smolvlm",
     ],
@@ -79,6 +80,24 @@ CONFIGURATIONS = {
         {"tied": False, "head_dim": 16, "num_attention_heads": 6, "image_side": 24, "rows": 9},
     ],
     "gemma3-text": [{"num_hidden_layers": 3, "tie_word_embeddings": False}, {}],
+    "paligemma2": [
+        {
+            "num_hidden_layers": 3,
+            "sliding_window": 4,
+            "attention_bias": True,
+            "num_key_value_heads": 3,
+            "attn_logit_softcapping": 0.8,
+        },
+        {
+            "tied": False,
+            "head_dim": 16,
+            "num_attention_heads": 6,
+            "image_side": 24,
+            "final_logit_softcapping": None,
+        },
+        {"attn_logit_softcapping": None, "query_pre_attn_scalar": 32},
+    ],
+    "paligemma": [{"num_hidden_layers": 3, "tied": False, "attention_bias": True}, {}],
     "blip2-opt": [{}, {"tied": False, "enable_bias": False}],
     "vit-gpt2": [
         {},
@@ -145,7 +164,7 @@ CONFIGURATIONS = {
     ],
 }
 """Changes of a tiny checkpoint, each with options that change its graphs."""
-SLOW = ("gemma3-text",)
+SLOW = ("gemma3-text", "paligemma")
 """In `make test-all` alone: another configuration has the same layers."""
 ONCE = ("vit-gpt2", "qwen2.5-vl")
 """Compared layer by layer in every run of the tests, the others in `make test-all`: the code that does it knows no family."""
@@ -357,7 +376,8 @@ def test_pieces_equal_the_whole_graph(tiny_bundle: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "t5", "blip2-t5", "blip2-opt", "vit-gpt2", "llava", "qwen2.5-vl", "gemma3"]
+    "name",
+    ["llama", "t5", "blip2-t5", "blip2-opt", "vit-gpt2", "llava", "qwen2.5-vl", "gemma3", "paligemma2"],
 )
 def test_the_graphs_one_behind_the_other_give_the_models_first_tokens(
     tiny_bundle: Callable, name: str
