@@ -11,11 +11,22 @@ import onnx_ir as ir
 
 from .attention import Attentions
 from .opset import IR_VERSION, OPSET, TENSORRT_10_3, check_operators, widen_refused_types
-from .rewriter import Rewriter, typed
+from .rewriter import Rewriter, number_of, typed
 from .rows import new_name, output_rows
 from .single import RULES
 
-__all__ = ["OPSET", "TENSORRT_10_3", "lower", "new_name"]
+__all__ = ["OPSET", "TENSORRT_10_3", "lower", "lower_capped", "new_name"]
+
+
+def lower_capped(model: ir.Model) -> ir.Model:
+    """A copy of a graph in which attentions with a soft cap, which TensorRT's attention has not, are products, sums and one
+    softmax each; all else stays, caches that are updated in place too."""
+    lowered = typed(model)
+    attentions = Attentions(Rewriter(lowered.graph, "capped"))
+    for node in list(lowered.graph):
+        if node.op_type == "Attention" and number_of(node, "softcap", 0.0):
+            attentions.lower(node)
+    return lowered
 
 
 def lower(model: ir.Model) -> ir.Model:

@@ -66,11 +66,11 @@ def build_plan(
             data = _serialize(parsed, capability, profiles, inputs, attempt.precision, lean, stop)
             check(stop)
             if data is not None:
-                kept = attempt.lowering == "native" and not attempt.decomposable
+                kept = attempt.lowering == "native" and not (attempt.decomposable or copied.decomposed)
                 fused = kept if copied.attentions else None
                 return BuiltPlan(data, len(memoryview(data)), copied, parsed.summary, fused, inputs, outputs)
             reason = reason or first_error(parsed.logger.errors)
-            if not copied.attentions:
+            if copied.attentions == copied.decomposed:
                 break
         raise ExportError(f"{library.backend} {library.version} cannot build {source.name}: {reason}")
 

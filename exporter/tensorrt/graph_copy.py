@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ..graphs.retype import retype
-from ..lowering import lower
+from ..lowering import lower, lower_capped
 from .zero_points import move_zero_points
 
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -49,11 +49,13 @@ class CopyOptions:
 @dataclass(frozen=True)
 class GraphCopy:
     """A written copy. `weights` maps each remaining initializer to (bytes in the copy, where it came from); `attentions`
-    counts those of the bundle's graph."""
+    counts those of the bundle's graph, `decomposed` those among them that the copy has not: TensorRT's own takes no soft
+    cap."""
 
     path: Path
     weights: dict[str, tuple[int, tuple[str, int] | None]]
     attentions: int
+    decomposed: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -76,8 +78,9 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
     kinds = retype(model, retyped, wide_residual=options.wide_residual)
     kinds |= add_answers(model)
     attentions = [node for node in model.graph.node if node.op_type == "Attention"]
+    capped = [node for node in attentions if any(a.name == "softcap" and a.f for a in node.attribute)]
     if options.decomposable:
-        for node in attentions:
+        for node in (node for node in attentions if node not in capped):
             node.attribute.append(helper.make_attribute("TRT_decomposable", 1))
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / source.name
@@ -88,13 +91,15 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
         moved.unlink(missing_ok=True)
         if options.lowering == "portable":  # last: it follows the types that the copy has by now
             model = ir.to_proto(lower(ir.from_proto(model)))
+        elif capped:
+            model = ir.to_proto(lower_capped(ir.from_proto(model)))
         target.write_bytes(model.SerializeToString())
     except OSError as error:
         raise_if_foreign(error)
         raise ExportError(
             f"the TensorRT copy of {source.name} cannot be written to {folder}: {error.strerror}"
         ) from error
-    return GraphCopy(target, weights, len(attentions))
+    return GraphCopy(target, weights, len(attentions), len(capped))
 
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:

@@ -124,11 +124,10 @@ def test_tensorrt_updates_caches_in_place_and_fuses_attention(
         if info.role == "segment":
             count = info.layers[1] - info.layers[0]
             assert layers["KV_CACHE_UPDATE"] == 2 * count, (graph, layers)
-            assert layers["ATTENTION_INPUT"] == count * (2 if manifest.decoder.cross_attention else 1), (
-                graph,
-                layers,
-            )
-            assert entry["fused_attention"] is True, f"{graph}: attention was decomposed"
+            capped = manifest.model.decoder == "gemma2"  # TensorRT's attention has no soft cap
+            attentions = 0 if capped else count * (2 if manifest.decoder.cross_attention else 1)
+            assert layers["ATTENTION_INPUT"] == attentions, (graph, layers)
+            assert entry["fused_attention"] is not capped, f"{graph}: attention was decomposed"
         if info.role == "commit":
             assert layers["KV_CACHE_UPDATE"] == 2 * manifest.decoder.num_layers
         for output, source in aliases.items():

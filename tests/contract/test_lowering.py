@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
-from vlmexport.exporter.lowering import OPSET, TENSORRT_10_3, lower
+from vlmexport.exporter.lowering import OPSET, TENSORRT_10_3, lower, lower_capped
 from vlmexport.exporter.lowering.attention import Attentions
 from vlmexport.exporter.lowering.opset import refusal
 from vlmexport.exporter.lowering.single import RULES
@@ -115,6 +116,25 @@ def test_a_soft_cap_left_out_is_found(
     got = ran(other, lowered_runs.lowered_inputs(given, run))["hidden_out"]
     far = np.abs(got - want).max() / np.abs(want).max()
     assert far <= RELATIVE if cap is None else far > 1000 * RELATIVE, far
+
+
+@pytest.mark.parametrize("what", ["wide", "tree", "ragged trees"])
+def test_native_plans_of_soft_caps_compute_the_same(
+    tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, what: str
+) -> None:
+    """TensorRT's attention has no soft cap: that of a native copy is products, and its caches are updated in place."""
+    tiny = tiny_bundle("paligemma2")
+    info = tiny.bundle.manifest.graphs["segment.0"]
+    os.link(tiny.path / "weights.bin", tmp_path / "weights.bin")
+    model = lower_capped(ir.from_proto(onnx.load(str(tiny.path / info.file), load_external_data=False)))
+    kinds = [node.op_type for node in model.graph]
+    assert "Attention" not in kinds and kinds.count("TensorScatter") == 2
+    ir.save(model, tmp_path / "copy.onnx")
+    given = lowered_runs.inputs(tiny.bundle.manifest, tiny, info, PASSES[what], 6)
+    want = ran(onnx_session(tiny.path / info.file), given)
+    got = ran(onnx_session(tmp_path / "copy.onnx"), given)
+    for output, array in want.items():
+        assert np.abs(got[output] - array).max() <= RELATIVE * np.abs(array).max(), output
 
 
 @pytest.mark.parametrize("name", FAMILIES)
