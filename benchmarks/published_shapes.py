@@ -149,6 +149,34 @@ def gemma3(
     }  # fmt: skip
 
 
+def paligemma(language: str, side: int) -> dict[str, Any]:
+    """A 3B of SigLIP and the 2B of Gemma or Gemma 2."""
+    width = {"gemma": 2048, "gemma2": 2304}[language]
+    text: dict[str, Any] = {
+        "vocab_size": 257216, "hidden_size": width, "num_attention_heads": 8, "head_dim": 256,
+        "max_position_embeddings": 8192, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    }  # fmt: skip
+    if language == "gemma":
+        text |= {"intermediate_size": 16384, "num_hidden_layers": 18, "num_key_value_heads": 1}
+    else:
+        kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(26)]
+        text |= {
+            "intermediate_size": 9216, "num_hidden_layers": 26, "num_key_value_heads": 4, "layer_types": kinds,
+            "sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        }  # fmt: skip
+    return {
+        "tiny": "paligemma2",
+        "options": {"language": language},
+        "text": text,
+        "vision": {
+            "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+            "image_size": side, "patch_size": 14, "projection_dim": width,
+        },
+        "top": {"projection_dim": width, "hidden_size": width},
+    }  # fmt: skip
+
+
 def internvl(language: str, text: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """InternViT-300M and a Qwen with a head of its own."""
     tower = {
@@ -181,6 +209,10 @@ MODELS: dict[str, dict[str, Any]] = {
         },
         "top": {"mm_tokens_per_image": 256},
     },
+    "paligemma2-3b-pt-224": paligemma("gemma2", 224),
+    "paligemma2-3b-mix-224": paligemma("gemma2", 224),
+    "paligemma2-3b-mix-448": paligemma("gemma2", 448),
+    "paligemma-3b-mix-224": paligemma("gemma", 224),
     "gemma3-1b": {"tiny": "gemma3-text", "text": gemma3(26, 1152, 6912, 4, 262144, 512, {"rope_type": "default"})},
     "gemma3-270m": {"tiny": "gemma3-text", "text": gemma3(18, 640, 2048, 4, 262144, 512, {"rope_type": "default"})},
     "blip2-flant5": {"tiny": "blip2-t5", "text": T5 | {"d_model": 2048, "d_ff": 5120, "num_heads": 32}, **BLIP2},
@@ -285,6 +317,8 @@ MODELS |= {f"cosmos-reason2-{size}": MODELS[f"qwen3-vl-{size}"] for size in ("2b
 SOURCES = {
     "gemma3": "https://github.com/huggingface/transformers/blob/main/src/transformers/models/gemma3/convert_gemma3_weights.py; "
     "tests/integration/published/checkpoints/google--gemma-3-4b-it",
+    "paligemma": "https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/paligemma/"
+    "convert_paligemma2_weights_to_hf.py, convert_paligemma_weights_to_hf.py",
     "llava-1.5": "https://huggingface.co/docs/transformers/model_doc/llava, LlavaConfig's defaults; "
     "https://huggingface.co/liuhaotian/llava-v1.5-13b",
     "llava-1.6": "https://huggingface.co/docs/transformers/model_doc/llava_next",
@@ -304,6 +338,7 @@ SOURCES = {
 }
 
 TOTALS = {
+    "paligemma2-3b-pt-224": 3_032_242_416, "paligemma-3b-mix-224": 2_923_466_480,
     "gemma3-4b": 4_300_079_472, "gemma3-1b": 999_885_952, "gemma3-270m": 268_098_176,
     "smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120, "smollm2-1.7b": 1_711_376_384, "llava-1.5-7b": 7_063_427_072,
     "qwen2.5-vl-3b": 3_754_622_976, "qwen2.5-vl-7b": 8_292_166_656, "tinyllama-1.1b": 1_100_048_384,

@@ -102,7 +102,7 @@ def requests(own: Transformers) -> list[Request]:
     pictures = (Image.fromarray(synthetic_image(61, 97)),) if sees else ()
     if kind == "vision-encoder-decoder":
         return [Request(pictures), Request(pictures, "a red cup")]
-    if kind == "blip-2":
+    if kind in ("blip-2", "paligemma"):
         return [Request(pictures, WORDS[0]), Request(pictures, WORDS[1])]
     found = [Request((), WORDS[1])]
     if own.chat_template is None:

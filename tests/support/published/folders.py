@@ -25,7 +25,15 @@ from transformers import AutoConfig
 from tests.support import tiny_models
 from tests.support.published import vocabularies
 from tests.support.published.layouts import Layout
-from tests.support.published.scaling import renumbered, scaled, scaled_processor, sides, small_ids, tile_rows
+from tests.support.published.scaling import (
+    patches_of,
+    renumbered,
+    scaled,
+    scaled_processor,
+    sides,
+    small_ids,
+    tile_rows,
+)
 from tests.support.quantized_checkpoints import FORMS
 
 SEED = 44
@@ -39,7 +47,8 @@ def write(layout: Layout, folder: Path) -> Path:
         entry["content"]: {name: entry[name] for name in ("lstrip", "rstrip", "normalized", "special") if name in entry}
         for entry in layout.json("tokenizer_config.json").get("added_tokens_decoder", {}).values()
     }  # fmt: skip
-    core = vocabularies.tokenizer(layout.tokenizer, layout.tokens, flags)
+    flags |= {content: {"special": False} for content in layout.ranged}
+    core = vocabularies.tokenizer(layout.tokenizer, layout.tokens | layout.ranged, flags)
     vocabularies.write(core, layout.tokenizer["files"], folder)
     for name, path in layout.files.items():
         target = folder / name
@@ -69,13 +78,21 @@ def small(layout: Layout, core: Tokenizer, name: str, document: dict[str, Any]) 
             entries = found["added_tokens_decoder"]
             found["added_tokens_decoder"] = {
                 str(ids(int(number))): entry for number, entry in entries.items()
-            }
+            } | {str(core.token_to_id(each)): _added(each) for each in layout.ranged}
         return found
     if name.endswith("processor_config.json"):
         config = layout.json("config.json")
         found = scaled_processor(document, *sides(config))
+        if config.get("model_type") == "paligemma":
+            found["image_seq_length"] = patches_of(config)
         return found | ({"image_seq_len": tile_rows(config)} if "image_seq_len" in found else {})
     return document
+
+
+def _added(content: str) -> dict[str, Any]:
+    """An added token of `Layout.ranges` in tokenizer_config.json."""
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), False)
+    return {"content": content, **flags}
 
 
 def model_of(folder: Path, kind: str | None = None) -> Any:

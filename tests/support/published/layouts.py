@@ -45,11 +45,22 @@ class Layout:
     needs: str | None = None
     draft: str | None = None
     target: str | None = None
+    ranges: dict[str, list[int]] = field(default_factory=dict)
+    """Added tokens that are not special, by their numbers: "<loc%04d>" → [id of the first, how many]."""
 
     @property
     def checkpoint(self) -> str:
         """Its id on the hub."""
         return "/".join(self.name.split("--")[:2])
+
+    @property
+    def ranged(self) -> dict[str, int]:
+        """Every token of `ranges`, and its id."""
+        return {
+            name % number: first + number
+            for name, (first, count) in self.ranges.items()
+            for number in range(count)
+        }
 
     @property
     def release(self) -> str | None:
@@ -85,8 +96,8 @@ def read(name: str) -> Layout:
     """The layout in the folder `name`; what it does not say is as in the one that it extends, or in a draft's target."""
     said = json.loads((CHECKPOINTS / name / OWN).read_text("utf-8"))
     inherited = {
-        "extends": ("family", "tokens", "tokenizer", "weights", "slow"),
-        "target": ("family", "tokens", "tokenizer"),
+        "extends": ("family", "tokens", "tokenizer", "weights", "slow", "ranges"),
+        "target": ("family", "tokens", "tokenizer", "ranges"),
     }
     for relation, keys in inherited.items():
         if (parent := said.get(relation)) is not None:

@@ -25,6 +25,7 @@ LANGUAGES: dict[str, dict[str, Any]] = {
     },
     # The sixth layer sees everything.
     "gemma3_text": LLAMA | {"num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 32},
+    **dict.fromkeys(("gemma", "gemma2"), LLAMA | {"num_key_value_heads": 1, "head_dim": 32}),
     "gpt2": {"n_embd": 96, "n_layer": 2, "n_head": 3},
     "t5": {"d_model": 96, "d_kv": 64, "d_ff": 128, "num_heads": 3, "num_layers": 2, "num_decoder_layers": 2},
 }  # fmt: skip
@@ -126,6 +127,9 @@ def scaled(config: dict[str, Any], size: int, small_size: int, ids: Callable[[in
             _resize(found[place], TOWERS[found[place].get("model_type", default)])
     if "group_size" in (found.get("quantization_config") or {}):
         found["quantization_config"]["group_size"] = GROUP
+    if "projection_dim" in found:  # what a tower's rows become
+        found["projection_dim"] = text["hidden_size"]
+        found |= {"hidden_size": text["hidden_size"]} if "hidden_size" in found else {}
     if "num_query_tokens" in found:
         found["num_query_tokens"] = 4
     if "mm_tokens_per_image" in found:
@@ -169,6 +173,12 @@ def scaled_processor(settings: dict[str, Any], large: int, small: int) -> dict[s
         elif name in ("num_query_tokens", "image_seq_length") and value is not None:
             found[name] = 4
     return found
+
+
+def patches_of(config: dict[str, Any]) -> int:
+    """Patches of a picture at the size of a test, of a tower of one size."""
+    tower = TOWERS[config["vision_config"]["model_type"]]
+    return (tower["image_size"] // tower["patch_size"]) ** 2
 
 
 def tile_rows(config: dict[str, Any]) -> int:
