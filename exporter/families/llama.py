@@ -1,4 +1,5 @@
-"""Decoders that read text only: Llama, Qwen2 and Qwen2.5 with biases, Qwen3 with norms of queries and keys."""
+"""Decoders that read text only: Llama, Qwen2 and Qwen2.5 with biases, Qwen3 with norms of queries and keys, Gemma 3 with
+windows, LFM2 with convolutions."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from .languages import language_for
 
 
 class LlamaFamily(Family):
-    """Exports LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and Gemma3ForCausalLM: the layout of a prompt is the same,
-    whatever decoder reads it."""
+    """Exports LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM and Lfm2ForCausalLM: the layout of a
+    prompt is the same, whatever decoder reads it."""
 
     name: ClassVar[str] = "llama"
     architectures: ClassVar[tuple[str, ...]] = (
@@ -22,8 +23,9 @@ class LlamaFamily(Family):
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
         "Gemma3ForCausalLM",
+        "Lfm2ForCausalLM",
     )
-    model_types: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "qwen3", "gemma3_text")
+    model_types: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "qwen3", "gemma3_text", "lfm2")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 from vlmexport.exporter.quantization.blocks import dequantize, quantize
 
-NORMS = ("norm", "ln_f", "final_layer_norm")
+NORMS = ("norm", "ln_f", "final_layer_norm", "embedding_norm")
 """What decoders call their final norm."""
 
 NEVER = 10**6

@@ -12,9 +12,9 @@ import torch
 
 from tests.support.oracle import Oracle, Request
 
-ATTENTION = ("self_attn", "attn", "crossattention", "SelfAttention", "EncDecAttention")
-MLP = ("mlp", "fc2", "DenseReluDense")
-"""What transformers calls sublayers in decoder layers of all families."""
+ATTENTION = ("self_attn", "attn", "crossattention", "SelfAttention", "EncDecAttention", "conv")
+MLP = ("mlp", "fc2", "DenseReluDense", "feed_forward")
+"""What transformers calls sublayers in decoder layers of all families; a convolution stands in the place of attention."""
 
 
 def without(layers: Items[Any], attention: Collection[int], mlp: Collection[int]) -> contextlib.ExitStack:

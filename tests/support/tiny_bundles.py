@@ -165,6 +165,9 @@ BUNDLES = {
     "qwen2-two-cuts": Recipe(
         "qwen2", (1, 2), {**FUSED, "num_hidden_layers": 4, **windowed(FULL, SLIDING, SLIDING, FULL)}
     ),
+    # A segment of convolutions alone, which takes neither mask nor positions, then one of attention.
+    "lfm2": Recipe("lfm2", changes={**FUSED, "seed": 20}, taps=(1, 1, 1)),
+    "lfm2-two-cuts": Recipe("lfm2", (1, 2), {**FUSED, "num_hidden_layers": 4, "seed": 20}, taps=(1, 1, 2)),
     # Windows of 8, which the rows of a picture do not fit: they see each other.
     "gemma3": Recipe("gemma3", changes=FUSED, head="shared", taps=(1, 1, 1)),
     # Windows of 8, which a prompt does not fit: all of it sees itself. Its rows are 16 and some words.
@@ -248,6 +251,7 @@ EVERY_FAMILY = (
     "smolvlm",
     "qwen2",
     "qwen3",
+    "lfm2",
     "t5-text",
 )
 """One bundle of float32 for each; a new family is one word here."""

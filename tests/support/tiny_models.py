@@ -35,6 +35,7 @@ from transformers import (
     GPT2LMHeadModel,
     Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
@@ -358,6 +359,7 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     SmolVLMForConditionalGeneration: lambda *drawn: tiny_smolvlm.fill(*drawn),
     VisionEncoderDecoderModel: _fill_vit_gpt2,
     Blip2ForConditionalGeneration: _fill_blip2,
+    Lfm2ForCausalLM: lambda *drawn: _lfm2().fill(*drawn),
     Gemma3ForCausalLM: _fill_gemma3,
     Gemma3ForConditionalGeneration: _fill_gemma3,
     PaliGemmaForConditionalGeneration: _fill_paligemma,
@@ -378,6 +380,11 @@ def _paligemma() -> Any:
 def _gemma() -> Any:
     """The module of the Gemmas, which imports this one."""
     return import_module("tests.support.tiny_gemma")
+
+
+def _lfm2() -> Any:
+    """The same of the LFM2."""
+    return import_module("tests.support.tiny_lfm2")
 
 
 # --- tokenizers ---
@@ -755,6 +762,7 @@ BUILDERS = {
     "vit-gpt2": vit_gpt2,
     "gemma3": lambda **options: _gemma().gemma3(**options),
     "gemma3-text": lambda **options: _gemma().gemma3_text(**options),
+    "lfm2": lambda **options: _lfm2().lfm2(**options),
     "llava": llava,
     "paligemma": lambda **options: _paligemma().paligemma(**{"language": "gemma", **options}),
     "paligemma2": lambda **options: _paligemma().paligemma(**options),

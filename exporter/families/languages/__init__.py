@@ -20,6 +20,7 @@ LANGUAGES = {
     "gemma": "GemmaLanguage",
     "gemma2": "Gemma2Language",
     "gemma3_text": "Gemma3Language",
+    "lfm2": "Lfm2Language",
     "opt": "OPTLanguage",
     "gpt2": "GPT2Language",
 }

@@ -456,6 +456,65 @@ class Gemma3Model(Gemma3TextModel):
         return {"image_rows": self.model.get_image_features(io["pixel_values"]).pooler_output}
 
 
+class _Window:
+    """What a convolution of transformers reads of one token: the row that it has made, which is kept in its slot, behind
+    those of the tokens before."""
+
+    def __init__(self, rows: torch.Tensor, slot: int, before: list[int]) -> None:
+        self.rows, self.slot, self.before = rows, slot, before
+
+    def get_conv_state(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def is_recording_past(self, *_: Any) -> bool:
+        return True
+
+    def update_conv_state(self, own: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        self.rows[self.slot] = own[0, :, 0]
+        zero = torch.zeros_like(own[0, :, 0])
+        columns = [self.rows[slot] if slot >= 0 else zero for slot in self.before]
+        return torch.stack([*columns, own[0, :, 0]], -1)[None]
+
+
+class Lfm2TextModel(LlamaModel):
+    """Graphs of a `llama` bundle with LFM2: convolutions run token by token, parents before their children."""
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        hidden, cache = io["hidden"], _Rows(io)
+        for number, layer in enumerate(self.body.layers[first:last], first):
+            if layer.is_attention_layer:
+                angles = self.body.rotary_emb(hidden, io["positions"])
+                mask = _additive(io["attn_mask"])
+                hidden = layer(hidden, attention_mask=mask, position_embeddings=angles, past_key_values=cache)
+            else:
+                hidden = self._convolved(io, layer, io[f"conv_cache.{number}"], hidden)
+        return {"hidden_out": hidden}
+
+    @staticmethod
+    def _convolved(io: Tensors, layer: Any, rows: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_like(hidden)
+        for sequence, start in enumerate(io["write_indices"].tolist()):
+            for place in range(hidden.shape[1]):
+                before = io["conv_slots"][sequence, place].tolist()
+                window = _Window(rows[sequence, 0], start + place, before)
+                one = hidden[sequence : sequence + 1, place : place + 1]
+                made[sequence, place] = layer(one, past_key_values=window)[0, 0]
+        return made
+
+    def skipped(self, io: Tensors) -> Tensors:
+        batch, width, size = io["hidden"].shape
+        rows = next(value for name, value in io.items() if name.startswith("key_cache."))
+        unused = {
+            f"conv_cache.{i}": torch.zeros(batch, 1, rows.shape[2], size) for i in range(len(self.layers))
+        }
+        nothing = torch.full((batch, width, self.body.config.conv_L_cache - 1), -1)
+        return super().skipped({**unused, "conv_slots": nothing, **io})
+
+    def head(self, io: Tensors) -> Tensors:
+        rows = io["hidden"].reshape(-1, io["hidden"].shape[-1])[io["row_index"]]
+        return {"logits": self.model.lm_head(self.body.embedding_norm(rows))}
+
+
 class SmolVLMModel(LlavaModel):
     """Graphs of a `smolvlm` bundle."""
 
@@ -490,6 +549,7 @@ FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "qwen2"): LlamaModel,
     ("llama", "qwen3"): LlamaModel,
     ("llama", "gemma3_text"): Gemma3TextModel,
+    ("llama", "lfm2"): Lfm2TextModel,
     ("gemma3", "gemma3_text"): Gemma3Model,
     **{("internvl", language): InternVLModel for language in ("llama", "qwen2", "qwen3")},
     ("llava", "llama"): LlavaModel,
