@@ -10,6 +10,7 @@ from .blip2 import Blip2Family
 from .common.base import Family
 from .gemma3 import Gemma3Family
 from .internvl import InternVLFamily
+from .lfm2_vl import Lfm2VLFamily
 from .llama import LlamaFamily
 from .llava import LlavaFamily
 from .llava_next import LlavaNextFamily
@@ -25,6 +26,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Blip2Family,
     Gemma3Family,
     InternVLFamily,
+    Lfm2VLFamily,
     LlamaFamily,
     LlavaFamily,
     LlavaNextFamily,

@@ -25,6 +25,10 @@ COLLECT_BYTES = 16 << 20
 """From here on a dropped tensor is worth looking for what still holds it."""
 
 
+READ_BY_PARENT = {"Lfm2ShortConv": "conv", "Siglip2VisionEmbeddings": "position_embedding"}
+"""Class of a module → a child whose parameters it reads itself, without calling it."""
+
+
 def load_exact(checkpoint: Checkpoint, dtype: str = "float32") -> Any:
     """The model for `float64_arithmetic`: streamed, its parameters rounded to `dtype`, in float64."""
     with _quiet():
@@ -111,12 +115,26 @@ def _streamed(checkpoint: Checkpoint, dtype: torch.dtype, compute: torch.dtype =
                 _loader(checkpoint, name, owned, dtype, compute), with_kwargs=True
             )
             module.register_forward_hook(_dropper(owned))
+        if (path := READ_BY_PARENT.get(type(module).__name__)) is not None:
+            _stream_child(checkpoint, module, name, path, dtype, compute)
     for module in model.modules():
         # Its `device` is that of its first parameter, and some models put there what they compute.
         if isinstance(module, PreTrainedModel):
             nothing = nn.Parameter(torch.empty(0, dtype=compute), requires_grad=False)
             module.register_parameter("on_cpu", nothing)
     return model.eval()
+
+
+def _stream_child(
+    checkpoint: Checkpoint, module: nn.Module, path: str, name: str, dtype: torch.dtype, compute: torch.dtype
+) -> None:
+    """The parameters of a child are there while `module`, at `path`, runs."""
+    child = module.get_submodule(name)
+    owned = list(child._parameters)
+    load = _loader(checkpoint, f"{path}.{name}", owned, dtype, compute)
+    drop = _dropper(owned)
+    module.register_forward_pre_hook(lambda _, args, kwargs: load(child, args, kwargs), with_kwargs=True)
+    module.register_forward_hook(lambda _, args, output: drop(child, args, output))
 
 
 def rounded(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -11,6 +11,7 @@ FAMILIES = {
     "blip2": ("blip2", "Blip2"),
     "gemma3": ("gemma3", "Gemma3"),
     "internvl": ("internvl", "InternVL"),
+    "lfm2-vl": ("lfm2_vl", "Lfm2VL"),
     "llama": ("llama", "Llama"),
     "llava": ("llava", "Llava"),
     "llava-next": ("llava_next", "LlavaNext"),

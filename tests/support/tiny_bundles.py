@@ -74,6 +74,7 @@ SEEING = (
     "blip2-opt",
     "gemma3",
     "internvl",
+    "lfm2-vl",
     "llava",
     "llava-next",
     "paligemma2",
@@ -167,6 +168,14 @@ BUNDLES = {
     ),
     # A segment of convolutions alone, which takes neither mask nor positions, then one of attention.
     "lfm2": Recipe("lfm2", changes={**FUSED, "seed": 20}, taps=(1, 1, 1)),
+    # As many places as two pictures of 4 tiles and some words need.
+    "lfm2-vl": Recipe(
+        "lfm2-vl",
+        changes={**FUSED, "seed": 31},
+        limits={"max_length": 256, "max_batch": 16, "max_width": 20, "max_source": 32},
+        head="shared",
+        taps=(1, 1, 1),
+    ),
     "lfm2-two-cuts": Recipe("lfm2", (1, 2), {**FUSED, "num_hidden_layers": 4, "seed": 20}, taps=(1, 1, 2)),
     # Windows of 8, which the rows of a picture do not fit: they see each other.
     "gemma3": Recipe("gemma3", changes=FUSED, head="shared", taps=(1, 1, 1)),
@@ -252,6 +261,7 @@ EVERY_FAMILY = (
     "qwen2",
     "qwen3",
     "lfm2",
+    "lfm2-vl",
     "t5-text",
 )
 """One bundle of float32 for each; a new family is one word here."""

@@ -36,6 +36,7 @@ from transformers import (
     Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
     Lfm2ForCausalLM,
+    Lfm2VlForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
@@ -360,6 +361,7 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     VisionEncoderDecoderModel: _fill_vit_gpt2,
     Blip2ForConditionalGeneration: _fill_blip2,
     Lfm2ForCausalLM: lambda *drawn: _lfm2().fill(*drawn),
+    Lfm2VlForConditionalGeneration: lambda *drawn: _lfm2().fill(*drawn),
     Gemma3ForCausalLM: _fill_gemma3,
     Gemma3ForConditionalGeneration: _fill_gemma3,
     PaliGemmaForConditionalGeneration: _fill_paligemma,
@@ -735,6 +737,8 @@ def save(
             size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
         ).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    elif isinstance(model, Lfm2VlForConditionalGeneration):
+        _lfm2().save_processor(model, tokenizer, folder)
     elif isinstance(model, Gemma3ForConditionalGeneration):
         _gemma().save_processor(model, tokenizer, folder)
     elif isinstance(model, PaliGemmaForConditionalGeneration):
@@ -763,6 +767,7 @@ BUILDERS = {
     "gemma3": lambda **options: _gemma().gemma3(**options),
     "gemma3-text": lambda **options: _gemma().gemma3_text(**options),
     "lfm2": lambda **options: _lfm2().lfm2(**options),
+    "lfm2-vl": lambda **options: _lfm2().lfm2_vl(**options),
     "llava": llava,
     "paligemma": lambda **options: _paligemma().paligemma(**{"language": "gemma", **options}),
     "paligemma2": lambda **options: _paligemma().paligemma(**options),

@@ -9,7 +9,7 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...common.errors import BundleError
-from . import aspect_tiles, crop, patches, split, square, tiles
+from . import aspect_tiles, crop, naflex, patches, split, square, tiles
 
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "blip": square.preprocess,
@@ -17,6 +17,7 @@ PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "gemma3": square.preprocess,
     "got-ocr2": aspect_tiles.preprocess,
     "idefics3": split.preprocess,
+    "lfm2-vl": naflex.preprocess,
     "llava-next": tiles.preprocess,
     "qwen2-vl": patches.preprocess,
     "siglip": square.preprocess,
@@ -26,6 +27,7 @@ PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
 
 DIMENSIONS: dict[str, Callable[[ImageInfo, int], dict[str, tuple[int, int]]]] = {
     "got-ocr2": aspect_tiles.dimensions,
+    "lfm2-vl": naflex.dimensions,
     "llava-next": tiles.dimensions,
     "qwen2-vl": patches.dimensions,
 }

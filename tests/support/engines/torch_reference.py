@@ -6,6 +6,7 @@ the checkpoint's own modules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -515,6 +516,32 @@ class Lfm2TextModel(LlamaModel):
         return {"logits": self.model.lm_head(self.body.embedding_norm(rows))}
 
 
+class Lfm2VLModel(Lfm2TextModel):
+    """Graphs of an `lfm2-vl` bundle."""
+
+    @property
+    def body(self) -> Any:
+        return self.model.model.language_model
+
+    def vision(self, io: Tensors) -> Tensors:
+        """The units are put back into reading order, and their size is what the table's weights repeat by."""
+        units, patches, values = io["pixel_values"].shape
+        merge = math.isqrt(patches)
+        across = _repeating(io["table_rows"]) * merge
+        down = units * patches // across
+        shape = (down // merge, across // merge, merge, merge, values)
+        pixels = io["pixel_values"].reshape(shape).transpose(1, 2).reshape(1, down * across, values)
+        mask = torch.ones(1, down * across, dtype=torch.int32)
+        seen = self.model.get_image_features(pixels, torch.tensor([[down, across]]), mask)
+        return {"image_rows": seen.pooler_output[0]}
+
+
+def _repeating(table_rows: torch.Tensor) -> int:
+    """Units in the first row: those whose patches take the same rows of a table."""
+    alike = (table_rows == table_rows[:1]).flatten(1).all(1)
+    return int(alike.long().cumprod(0).sum())
+
+
 class SmolVLMModel(LlavaModel):
     """Graphs of a `smolvlm` bundle."""
 
@@ -550,6 +577,7 @@ FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "qwen3"): LlamaModel,
     ("llama", "gemma3_text"): Gemma3TextModel,
     ("llama", "lfm2"): Lfm2TextModel,
+    ("lfm2-vl", "lfm2"): Lfm2VLModel,
     ("gemma3", "gemma3_text"): Gemma3Model,
     **{("internvl", language): InternVLModel for language in ("llama", "qwen2", "qwen3")},
     ("llava", "llama"): LlavaModel,
