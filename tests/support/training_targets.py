@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "paligemma2": {"num_hidden_layers": 5, "tied": False},
     "gemma3": {"num_hidden_layers": 5, "tied": False},
     "internvl": {"num_hidden_layers": 5},
+    "lfm2-vl": {"num_hidden_layers": 5, "tied": False},
     "smolvlm": {"num_hidden_layers": 5},
     "qwen3": {"num_hidden_layers": 5, "tie_word_embeddings": False},
 }

@@ -142,6 +142,20 @@ CONFIGURATIONS = {
             },
         },
     ],
+    "lfm2": [
+        {"num_hidden_layers": 3, "layer_types": ["conv", "conv", "full_attention"], "conv_L_cache": 2},
+        {"num_hidden_layers": 3, "layer_types": ["full_attention", "conv", "conv"], "conv_bias": True},
+    ],
+    "lfm2-vl": [
+        {"tied": False, "normed": False, "num_attention_heads": 6, "num_key_value_heads": 2, "table_side": 6},
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "image": {"use_thumbnail": False, "max_tiles": 6},
+        },
+    ],
     "llava": [{"strategy": "full", "feature_layer": 1, "tied": True}, {"activation": "linear"}],
     "qwen2": [
         {},
@@ -164,7 +178,7 @@ CONFIGURATIONS = {
     ],
 }
 """Changes of a tiny checkpoint, each with options that change its graphs."""
-SLOW = ("gemma3-text", "paligemma")
+SLOW = ("gemma3-text", "lfm2", "paligemma")
 """In `make test-all` alone: another configuration has the same layers."""
 ONCE = ("vit-gpt2", "qwen2.5-vl")
 """Compared layer by layer in every run of the tests, the others in `make test-all`: the code that does it knows no family."""

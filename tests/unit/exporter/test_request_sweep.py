@@ -33,7 +33,7 @@ from tests.support.tiny_models import WORDS
 EACH, TOKENS = 10, 10
 TOLERANCE = 2e-5
 """Of logits, as a part of the largest: that of the contract suite (tests/support/rig.py)."""
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
 CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     "gemma3": [
         {},
@@ -84,6 +84,50 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
             "downsample_ratio": 0.25,
             "vision": {"use_mean_pooling": False},
             "num_hidden_layers": 3,
+        },
+    ],
+    "lfm2": [
+        {},
+        {
+            "num_hidden_layers": 4,
+            "layer_types": [FULL, CONV, CONV, FULL],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": False,
+        },
+        {"num_hidden_layers": 3, "layer_types": [CONV, CONV, FULL], "conv_L_cache": 2},
+    ],
+    "lfm2-vl": [
+        {},
+        {
+            "num_hidden_layers": 3,
+            "layer_types": [CONV, FULL, CONV],
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "tied": False,
+            "table_side": 4,
+        },
+        {
+            "num_hidden_layers": 4,
+            "layer_types": [CONV, CONV, FULL, CONV],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "normed": False,
+            "image": {"use_thumbnail": False, "max_tiles": 6, "min_image_tokens": 1, "max_image_tokens": 9},
+        },
+        {
+            "num_hidden_layers": 3,
+            "layer_types": [FULL, CONV, CONV],
+            "image": {"do_image_splitting": False, "max_image_tokens": 30},
+            "table_side": 2,
+        },
+        {
+            "vision_layers": 3,
+            "vision_width": 96,
+            "image": {"encoder_patch_size": 4, "downsample_factor": 3, "tile_size": 24, "max_tiles": 3},
+            "table_side": 5,
         },
     ],
     "llava": [
@@ -210,7 +254,7 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {"split": False, "longest": 90, "num_key_value_heads": 1, "vision_width": 48},
     ],
 }
-SLOW = ("gemma3-text", "paligemma")
+SLOW = ("gemma3-text", "lfm2", "paligemma")
 """In `make test-all` alone: other configurations have the same layers."""
 CASES = [(name, number) for name, found in CONFIGURATIONS.items() for number in range(len(found))]
 
