@@ -29,6 +29,7 @@ from vlmexport.runtime.speculative import cycle, sequence
 
 from tests.support import attending_mutants as attending
 from tests.support import attending_rows, grammars, lossless
+from tests.support import conv_mutants as convolutions
 from tests.support import cuda_mutants as provider
 from tests.support import deepstack_mutants as deepstack
 from tests.support import device_mutants as device
@@ -499,6 +500,9 @@ class Mutant:
 WINDOWED = ("qwen2", "gemma3", "paligemma2")
 """Families of which some layers see a window."""
 
+CONVOLVED = ("lfm2",)
+"""Families of which some layers are convolutions."""
+
 OF_INTEGERS = ("t5-weights-int4", "llama-weights-int8")
 
 MUTANTS = {
@@ -583,6 +587,44 @@ MUTANTS = {
         windows.window_one_too_short,
         {"one token": table("one_token"), "trunk and tail": table("trunk_and_tail")},
         WINDOWED,
+    ),
+    "a rejected token's row convolved": Mutant(
+        convolutions.rejected_rows_read,
+        {"crop": table("crop_after_rejection"), "generation": generation("often-right", 5)},
+        CONVOLVED,
+    ),
+    "a sibling's row convolved": Mutant(
+        convolutions.slots_before_in_trees,
+        {"tree": table("tree"), "ragged trees": table("ragged_trees"), "generation": generation("tree", 6)},
+        CONVOLVED,
+    ),
+    "a sibling's row convolved on a device": Mutant(
+        convolutions.slots_before_in_trees_on_a_device,
+        {"tree": generation("tree", 6, engine="device")},
+        CONVOLVED,
+    ),
+    "one row too few convolved": Mutant(
+        convolutions.one_row_too_few,
+        {
+            "prefill": table("prefill"),
+            "one token": table("one_token"),
+            "trunk and tail": table("trunk_and_tail"),
+        },
+        CONVOLVED,
+    ),
+    "the first row convolved before it": Mutant(
+        convolutions.first_row_before_the_beginning,
+        {"prefill": table("prefill"), "batch": table("ragged_batch")},
+        CONVOLVED,
+    ),
+    "rows of convolutions not committed": Mutant(
+        convolutions.rows_not_committed,
+        {
+            "commit": table("commit_of_a_tree_path"),
+            "ragged": table("ragged_trees"),
+            "generation": generation("tree", 6),
+        },
+        CONVOLVED,
     ),
     "causal rows of a picture": Mutant(
         windows.causal_blocks,
