@@ -25,7 +25,11 @@ COLLECT_BYTES = 16 << 20
 """From here on a dropped tensor is worth looking for what still holds it."""
 
 
-READ_BY_PARENT = {"Lfm2ShortConv": "conv", "Siglip2VisionEmbeddings": "position_embedding"}
+READ_BY_PARENT = {
+    "Lfm2ShortConv": "conv",
+    "Qwen3_5GatedDeltaNet": "conv1d",
+    "Siglip2VisionEmbeddings": "position_embedding",
+}
 """Class of a module → a child whose parameters it reads itself, without calling it."""
 
 
