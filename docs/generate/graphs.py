@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reference/graph-interfaces.md and docs/reference/device-graphs.md from the roles of graphs:
+"""Writes the tables of docs/reference/graph-interfaces.md, draft-graphs.md and device-graphs.md from the roles of graphs:
 `python -m docs.generate.graphs`; `--check` only compares.
 
 A role says its inputs and outputs for a manifest. It is asked for several, whose numbers are different ones: each number is
@@ -31,7 +31,7 @@ from docs.generate.marked import refresh, replace_between
 
 DOCUMENTS = tuple(
     Path(__file__).resolve().parents[1] / "reference" / name
-    for name in ("graph-interfaces.md", "device-graphs.md")
+    for name in ("graph-interfaces.md", "draft-graphs.md", "device-graphs.md")
 )
 BEGIN, END = "<!-- graphs of {}: begin -->", "<!-- graphs of {}: end -->"
 
@@ -39,7 +39,8 @@ LIMITS = SimpleNamespace(max_length=7001, max_width=7013, max_batch=7)
 LAYOUT = TextLayout.of(LIMITS)  # type: ignore[arg-type]
 DIMENSIONS = {
     50021: "V", 1009: "E", 101: "H", 103: "Hkv", 107: "D", 109: "encoder heads", 113: "kv heads", 127: "head_dim",
-    131: "heads", 137: "ranks", 139: "queries", 149: "C", 151: "kernel − 1", LIMITS.max_width: "max_width", LAYOUT.places: "places",
+    131: "heads", 137: "ranks", 139: "queries", 149: "C", 151: "kernel − 1", 157: "value heads", 163: "Dk", 167: "Dv", 26859: "C",
+    LIMITS.max_width + 5: "kernel − 1 + max_width", LIMITS.max_width: "max_width", LAYOUT.places: "places",
     LAYOUT.compared: "places behind the lead",
 }  # fmt: skip
 """Numbers of the manifests below → what they stand for."""
@@ -64,6 +65,13 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         "layer_types": ["conv", "full_attention", "full_attention"],
         "layer_caches": {"conv": [SimpleNamespace(name="conv_cache", num_heads=1, head_dim=149)]},
         "conv_kernel": 152,
+    },
+    {
+        "position": "rotary",
+        "layer_types": ["linear_attention", "full_attention", "full_attention"],
+        "linear_attention": SimpleNamespace(
+            num_key_heads=1, num_value_heads=157, key_head_dim=163, value_head_dim=167, conv_kernel=6
+        ),
     },
     {"position": "mrope"},
     {"position": "mrope", "deepstack_layers": 1},
@@ -98,6 +106,14 @@ NOTES = {
     "segment conv_slots": "where a layer has a causal convolution: the slots of the tokens before each token on its way, the nearest "
     "last; −1 before the sequence, for zeros",
     "segment conv_cache.i": "of layers with a causal convolution, in place of keys and values: `decoder.layer_caches` in the manifest",
+    "updated_recent_rows.i": "same address as the input",
+    "updated_recurrent_state.i": "same address as the input",
+    "segment pending": "where a layer has linear attention: rows before the pass that its state does not hold yet",
+    "segment folded": "of these, and then of the pass's own rows, how many the updated state holds",
+    "segment recent_rows.i": "of layers with linear attention: what their projections made of the rows since the state, and of the "
+    "kernel − 1 before those",
+    "segment recurrent_state.i": "of layers with linear attention, in place of keys and values: `decoder.linear_attention` in the "
+    "manifest",
     "cross_mask": "with cross-attention",
     "segment cross_key.i": "with cross-attention, as from `cross_kv`",
     "segment cross_value.i": "with cross-attention, as from `cross_kv`",

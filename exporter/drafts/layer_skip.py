@@ -63,6 +63,14 @@ class DraftAndVerify(Draft):
         except OptionError as error:
             raise ExportError(f"the draft {self.name} does not fit {name!r}: {error}") from error
 
+    def check_family(self, family: Family) -> None:
+        """OptionError for a decoder whose state a pass over a part of its layers would advance."""
+        if family.decoder.linear_attention is not None:
+            raise OptionError(
+                f"--draft {self.kind}: layers with linear attention keep a state, which a draft without some of them would need "
+                "a second time; choose another draft"
+            )
+
     def graph_names(self) -> dict[str, str]:
         return {ROLE: ROLE}
 

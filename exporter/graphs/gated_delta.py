@@ -95,7 +95,7 @@ def unit_lower_inverse(system: torch.Tensor, place: torch.Tensor, most: int) -> 
     inverse = (place[None, :] == place[:, None]).to(system.dtype)
     size = 1
     while size < most:
-        block, pair = place // size, place // (2 * size)
+        block, pair = (_blocks(each, most).index_select(0, place) for each in (size, 2 * size))
         below = (pair[None, :] == pair[:, None]) & (block[None, :] < block[:, None])
         corner = torch.where(below, system, 0.0)
         if size == 1:
@@ -104,3 +104,9 @@ def unit_lower_inverse(system: torch.Tensor, place: torch.Tensor, most: int) -> 
             inverse = inverse - torch.matmul(inverse, torch.matmul(corner, inverse))
         size *= 2
     return inverse
+
+
+def _blocks(size: int, most: int) -> torch.Tensor:
+    """int64 [most]: of every row the number of its block; a constant, since a bundle has no operator for a quotient of
+    integers that torch would write."""
+    return torch.tensor([row // size for row in range(most)])

@@ -47,6 +47,12 @@ in float32."""
 WIDE_RESIDUAL = frozenset({"t5"})
 """Decoders, by their name in a manifest, whose residual stream overflows float16: it stays float32 there."""
 
+STATE = "recurrent_state."
+"""How the names of inputs begin that are states of linear attention."""
+
+DECAYS = frozenset({"Exp", "ReduceLogSumExp"})
+"""What the decays of such a state are made by."""
+
 STREAM = frozenset({"hidden", "encoder_rows", "hidden_out"})
 """Inputs and outputs that are the residual stream."""
 
@@ -81,8 +87,33 @@ def wide_nodes(model: onnx.ModelProto, types: dict[str, int], *, wide_residual: 
             if index is not None and types.get(name) == FLOAT and index not in wide:
                 wide.add(index)
                 angles.append(index)
+    if any(value.name.startswith(STATE) for value in model.graph.input):
+        wide |= _state_nodes(nodes, {tensor.name for tensor in model.graph.initializer})
     if wide_residual:
         wide |= _residual_nodes(nodes, maker)
+    return wide
+
+
+def _state_nodes(nodes: list[onnx.NodeProto], weights: set[str]) -> set[int]:
+    """What computes with the states of linear attention, which sums up a whole sequence: decays and what they are made of, products
+    of two values, neither a weight, and all that follows from these, up to the next norm."""
+    wide: set[int] = set()
+    values: set[str] = set()
+    summed: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if node.op_type == "RMSNormalization":
+            continue
+        product = node.op_type == "MatMul" and not weights & {*node.input}
+        if product or node.op_type in DECAYS or values & {*node.input}:
+            values |= {*node.output}
+            if node.op_type not in MOVING_OPS:
+                wide.add(index)
+        if node.op_type == "ReduceLogSumExp":
+            wide |= {summed[name] for name in node.input if name in summed}
+        if node.op_type == "Add":
+            summed |= dict.fromkeys(node.output, index)
+        elif node.op_type in MOVING_OPS:
+            summed |= {out: summed[name] for name in node.input if name in summed for out in node.output}
     return wide
 
 

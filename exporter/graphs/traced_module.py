@@ -28,8 +28,12 @@ log = logging.getLogger(__name__)
 
 # Sizes used for tracing. All differ, and none is 0 or 1, which torch.export would specialise.
 EXAMPLE_SIZES = {
-    "batch": 2, "width": 3, "cache": 17, "source": 13, "rows": 5, "units": 7, "windows": 9, "tiles": 11,
+    "batch": 2, "width": 3, "cache": 17, "source": 13, "rows": 5, "units": 7, "windows": 9, "tiles": 11, "recent": 15,
 }  # fmt: skip
+
+
+LEAST_SIZES = {"recent": 8}
+"""Of dimensions that a trace must not take for shorter ones: a convolution reads so many rows at most."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def trace(
     for item in inputs:
         for d in item.shape:
             if isinstance(d, str):
-                dims.setdefault(d, torch.export.Dim(d))
+                dims.setdefault(d, torch.export.Dim(d, min=LEAST_SIZES.get(d)))
     shapes = tuple({i: dims[d] for i, d in enumerate(item.shape) if isinstance(d, str)} for item in inputs)
     wrapped = _Positional(module, function).eval()
     names = [item.name for item in inputs]

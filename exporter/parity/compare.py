@@ -12,8 +12,9 @@ import numpy as np
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import GraphInfo
 from ...runtime.decoder.masks import encoder_mask
-from ...runtime.decoder.prompt_chunks import Block, blocks_within
+from ...runtime.decoder.prompt_chunks import Block, blocks_within, prompt_chunks, widest_prefill
 from ...runtime.drafts.layer_skip_options import kept_attention
+from ...runtime.graphs.states import COUNTS, RECURRENT_STATE, linear_layers, states
 from ...runtime.graphs.values import caches_by_name, deepstack_inputs, segment_positions, slots_read
 from ..drafts.common.base import Draft
 from .capture import Captured
@@ -162,7 +163,9 @@ def _layers(
     count = c.residuals[ends[0]].shape[1]
     for i in attention:
         for name, expected in c.caches[i].items():
-            cache = runs[-1][f"updated_{name}.{i}"][:, :, :count]
+            cache = runs[-1][f"updated_{name}.{i}"]
+            if name != RECURRENT_STATE:
+                cache = cache[:, :, :count]
             tally.add(name, cache, expected, error.caches[i][name])
 
 
@@ -176,14 +179,15 @@ def run_layers(
 ) -> tuple[tuple[tuple[int, int], ...], list[dict[str, np.ndarray]]]:
     """(positions [start, end) of every step, its outputs): `layers` of the decoder, of which those in `attention`
     have caches, on the hidden states that enter there. The reference runs all positions at once; the graph runs them as prefill,
-    one token, and the rest, but cuts no block."""
+    one token, and the rest, but cuts no block. A state folds a few rows later, so that passes replay some, and holds all in
+    the end."""
     decoder = bundle.manifest.decoder
     first = layers[0]
     hidden = c.residuals[first]
     batch, count, _ = hidden.shape
     cache_len = count + SPARE
     noise = np.random.default_rng(3)
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         f"{name}.{i}": (batch, heads, cache_len, size)
         for name, own in caches_by_name(decoder, attention).items()
         for i, (heads, size) in own.items()
@@ -192,12 +196,17 @@ def run_layers(
     stale = {shape: noise.standard_normal(shape, np.float32) for shape in dict.fromkeys(shapes.values())}
     inputs, read = slot_inputs_of(bundle, cache_len), slots_read(decoder, attention)
     positions = segment_positions(decoder, first, attention)
+    linear = linear_layers(decoder.layer_types, attention)
     steps = tuple(itertools.pairwise(_borders(count, itertools.chain(*c.blocks))))
+    if linear:
+        most = widest_prefill(decoder, bundle.manifest.limits.max_width)
+        steps = (*prompt_chunks(0, max(0, count - 5), most), *steps[1:])
+    held = 0
     runs: list[dict[str, np.ndarray]] = []
     for start, end in steps:
         feeds = {
             "hidden": np.ascontiguousarray(hidden[:, start:end]),
-            "write_indices": np.full(batch, start, np.int64),
+            **({"write_indices": np.full(batch, start, np.int64)} if shapes else {}),
         }
         for name in read:
             written = inputs[name].written
@@ -216,8 +225,16 @@ def run_layers(
             feeds[name] = np.ascontiguousarray(c.deepstack[name][:, start:end])
         if decoder.cross_attention:
             feeds |= _cross(c, attention, end - start)
+        if linear:
+            rows = end if end == count else max(held, end - min(2, most))
+            counts = dict(zip(COUNTS, (start - held, rows - held), strict=True))
+            feeds |= {name: np.full(batch, value, np.int64) for name, value in counts.items()}
+            held = rows
         runs.append(feeds)
     runs[0] |= {name: stale[shape] for name, shape in shapes.items()}
+    for name, (_, (_, *sizes)) in states(bundle.manifest, linear).items():
+        shapes[name] = (batch, *(size for size in sizes if isinstance(size, int)))
+        runs[0][name] = np.zeros(shapes[name], np.float32)
     return steps, runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in shapes})
 
 

@@ -47,6 +47,11 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
         )
     if request.max_length is None:
         request = replace(request, max_length=_length(request, family))
+    linear = family.decoder.linear_attention
+    if linear is not None and request.max_width > linear.window // 2:
+        raise OptionError(
+            f"--max-width {request.max_width}: with linear attention it is at most {linear.window // 2}"
+        )
     check_length(request.length, family.max_positions, family.needed_embeds)
     selection = select_drafts(
         request.model,
@@ -59,6 +64,11 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     set_precisions(selection, request.draft_precision)
     _round_weights(request, checkpoint, family)
     manifest = describe(request, checkpoint, family, selection)
+    if linear is not None and manifest.target_weights is not None:
+        raise OptionError(
+            f"{manifest.target_weights.dtype} weights: with linear attention they do not give the same text with drafts as "
+            "without, since a state rounds as it is folded; build with weights of floats"
+        )
     plans = _plan_options(request, manifest, selection)
     prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
     check_early(prepared)
@@ -104,8 +114,9 @@ def _plan_options(request: BuildRequest, manifest: Manifest, selection: DraftSel
     """The TensorRT plans that were asked for; raises when they cannot be built here."""
     if request.backend is None:
         return None
-    from ..tensorrt.options import PlanOptions, check_integers, resolve
+    from ..tensorrt.options import PlanOptions, check_attention, check_integers, resolve
 
+    check_attention(manifest.decoder)
     options = PlanOptions(request.backend, request.plan_target, request.plan_precision, request.lowering)
     wanted = resolve(options, manifest.model.decoder, request.precision)
     check_integers(wanted, selection.precisions, manifest.target_weights)

@@ -20,7 +20,7 @@ from ...runtime.bundle.manifest_file import MANIFEST, read_manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.common.errors import ExportError, OptionError
 from ..output import check_space, replaced_folder, write_manifest
-from .options import PlanOptions, Resolved, check_integers, resolve
+from .options import PlanOptions, Resolved, check_attention, check_integers, resolve
 from .plans import PlanReport, add_plans
 
 Progress = Callable[[str, int, int, str], None]
@@ -66,6 +66,7 @@ def compile_bundle(path: Path, options: PlanOptions, progress: Progress | None =
     manifest = bundle.manifest
     wanted = resolve(options, manifest.model.decoder, manifest.weights_dtype)
     precisions = {draft.name: draft.weights_dtype for draft in manifest.drafts}
+    check_attention(manifest.decoder)
     check_integers(wanted, precisions, manifest.target_weights)
     home = path.resolve()
     check_place(home)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...runtime.bundle.decoder_info import DecoderInfo
 from ...runtime.bundle.manifest import LOWERINGS as FORMS
 from ...runtime.bundle.target_weights import TargetWeights
 from ...runtime.common.errors import OptionError
@@ -58,6 +59,14 @@ def resolve(options: PlanOptions, decoder: str = "llama", source: str = "float32
     precision = plan_precision(options.precision, target, decoder, source)
     lowering = chosen_lowering(options.lowering, library)
     return Resolved(library, target, capability, precision, lowering, options.lean)
+
+
+def check_attention(decoder: DecoderInfo) -> None:
+    """OptionError for a decoder whose layers no plan holds."""
+    if decoder.linear_attention is not None:
+        raise OptionError(
+            "TensorRT plans hold no layers with linear attention; build without --backend, and run the bundle on device 'cpu'"
+        )
 
 
 def check_integers(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..common.errors import BundleError
 from ..graphs.registry import graph_roles
-from ..graphs.values import CONV_CACHE, KEY_VALUE, MASKS, vocabulary
+from ..graphs.values import CONV_CACHE, KEY_VALUE, LINEAR, MASKS, vocabulary
 from .interfaces import check_interfaces
 from .schema import FLOATS, ITEM_SIZES, failure
 
@@ -55,6 +55,7 @@ def check_description(manifest: Manifest) -> None:
         )
     _check_visibility(decoder)
     _check_caches(decoder)
+    _check_states(decoder, manifest.limits.max_width)
     widest = manifest.limits.max_width
     if manifest.verify_width is not None and manifest.verify_width > widest:
         raise failure("verify_width", manifest.verify_width, f"at most limits.max_width ({widest})")
@@ -133,7 +134,7 @@ def _check_visibility(decoder: DecoderInfo) -> None:
 
 def _check_caches(decoder: DecoderInfo) -> None:
     """What layers keep of the tokens before follows from their kinds."""
-    kinds, named = {*(decoder.layer_types or ())}, decoder.layer_caches or {}
+    kinds, named = {*(decoder.layer_types or ())} - {LINEAR}, decoder.layer_caches or {}
     if odd := sorted(named.keys() - (kinds - MASKS.keys())):
         raise failure("decoder.layer_caches", odd, "kinds of layer_types that are no attention")
     if missing := sorted(kinds - MASKS.keys() - named.keys()):
@@ -151,8 +152,27 @@ def _check_caches(decoder: DecoderInfo) -> None:
         raise failure("decoder.conv_kernel", decoder.conv_kernel, "set where layer_caches is")
     if named and (decoder.mask_dtype != "bool" or decoder.cross_attention):
         raise failure("decoder.layer_caches", [*named], "null with a float mask or cross-attention")
-    if named and not kinds & MASKS.keys():
-        raise failure("decoder.layer_types", sorted(kinds), "at least one kind with attention")
+    if decoder.layer_types is not None and not kinds & MASKS.keys():
+        raise failure("decoder.layer_types", decoder.layer_types, "at least one kind with attention")
+
+
+def _check_states(decoder: DecoderInfo, max_width: int) -> None:
+    """What layers with linear attention keep."""
+    linear, kinds = decoder.linear_attention, decoder.layer_types or []
+    if (LINEAR in kinds) != (linear is not None):
+        sizes = None if linear is None else linear.to_dict()
+        raise failure("decoder.linear_attention", sizes, f"set where layer_types has {LINEAR}")
+    if linear is None:
+        return
+    if linear.num_value_heads % linear.num_key_heads:
+        heads = linear.num_key_heads
+        raise failure(
+            "decoder.linear_attention.num_value_heads", linear.num_value_heads, f"a multiple of {heads}"
+        )
+    if linear.window < 2 * max_width:
+        raise failure("limits.max_width", max_width, f"at most {linear.window // 2} with linear attention")
+    if decoder.mask_dtype != "bool" or decoder.cross_attention:
+        raise failure("decoder.layer_types", kinds, f"without {LINEAR} for a float mask or cross-attention")
 
 
 def check_tokens(text: TextInfo, rows: int) -> None:

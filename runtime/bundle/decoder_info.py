@@ -55,7 +55,24 @@ class CacheInfo(Part):
 
 _LAYER_CACHES = optional(mapping_of(list_of(CacheInfo.parse, 16), string(40, LAYER_TYPES)))
 
-SELDOM = ("whole_blocks", "layer_caches", "conv_kernel")
+
+@dataclass(kw_only=True)
+class LinearAttention(Part):
+    """Sizes of layers with linear attention (a gated delta rule, arXiv 2412.06464). `conv_kernel` is how many rows their
+    convolution sees, a row itself included. A pass, and the rows that it replays, are at most `window` rows."""
+
+    num_key_heads: int = checked(_HEADS)
+    num_value_heads: int = checked(_HEADS)
+    key_head_dim: int = checked(integer(1, 8192))
+    value_head_dim: int = checked(integer(1, 8192))
+    conv_kernel: int = checked(integer(2, 64))
+    window: int = checked(integer(2, 1 << 16))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+_LINEAR = optional(LinearAttention.parse)
+
+SELDOM = ("whole_blocks", "layer_caches", "conv_kernel", "linear_attention")
 """Fields of `DecoderInfo` that a manifest has only where they say something."""
 
 
@@ -72,7 +89,8 @@ class DecoderInfo(Part):
     enter the decoder times `embedding_scale`; null: as they are.
 
     `layer_caches` are the caches of a layer by its kind; kinds that it does not name have `key_cache` and `value_cache`
-    of num_kv_heads × head_dim. `conv_kernel` is how many tokens a causal convolution sees, a token itself included."""
+    of num_kv_heads × head_dim. `conv_kernel` is how many tokens a causal convolution sees, a token itself included. `linear_attention` are the sizes of
+    layers of that kind, which keep a state instead of caches."""
 
     num_layers: int = checked(integer(1, 1024))
     hidden_size: int = checked(integer(1, 1 << 20))
@@ -94,6 +112,7 @@ class DecoderInfo(Part):
     embedding_scale: float | None = checked(optional(number(1e-6, 1e6)), default=None)
     layer_caches: dict[str, list[CacheInfo]] | None = checked(_LAYER_CACHES, default=None)
     conv_kernel: int | None = checked(optional(integer(2, 64)), default=None)
+    linear_attention: LinearAttention | None = checked(_LINEAR, default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -366,8 +366,9 @@ class Manifest(Part):
     @property
     def exact_trees(self) -> bool:
         """Whether trees may be verified. A node behind a sibling lies in another slot than in plain decoding, where attention
-        adds in another order: of floats the last bits change, of rows that are rounded to 8 bits whole steps."""
-        return self.target_weights is None
+        adds in another order: of floats the last bits change, of rows that are rounded to 8 bits whole steps. The state of linear
+        attention has no branches."""
+        return self.target_weights is None and self.decoder.linear_attention is None
 
     def draft(self, name: str) -> DraftInfo | None:
         """The draft or the combination of drafts (`combined_drafts.py`) called `name`, or None."""

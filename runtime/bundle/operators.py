@@ -17,7 +17,7 @@ from ..common.errors import BundleError
 from ..common.foreign_errors import raise_if_foreign
 
 STRUCTURE = frozenset((
-    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Equal", "Expand", "Gather",
+    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Equal", "Exp", "Expand", "Gather",
     "GatherElements", "Gelu", "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or",
     "RMSNormalization", "Range", "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "ScatterElements", "Shape", "Sigmoid",
     "Sin", "Slice", "Split", "Squeeze", "Sub", "Tanh", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",

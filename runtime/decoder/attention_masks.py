@@ -10,7 +10,7 @@ import numpy as np
 from ..bundle.manifest import Manifest
 from ..engines.base import DTYPES, Engine, View
 from ..engines.buffers import HostBuffer
-from ..graphs.values import CONV_SLOTS, MASKS, slots_read
+from ..graphs.values import CONV_SLOTS, MASKS, layer_caches, slots_read
 from .conv_slots import ChainSlots, ConvSlots
 from .forward_pass import ForwardPass
 from .masks import CausalMask, Seen
@@ -76,8 +76,11 @@ class AttentionMasks:
 
     def read_by(self, layers: Iterable[int], shared: Mapping[str, View]) -> dict[str, View]:
         """Of what the graphs of a pass are told, what a graph takes that has the caches of these layers."""
-        read = slots_read(self._info, layers)
-        return {name: view for name, view in shared.items() if name in read or name not in self._buffers}
+        layers = list(layers)
+        read = {*slots_read(self._info, layers)}
+        if any(layer_caches(self._info, layer) for layer in layers):
+            read.add("write_indices")
+        return {name: view for name, view in shared.items() if name in read}
 
     def seen(self, forward_pass: ForwardPass) -> list[tuple[np.ndarray, Seen | ChainSlots]]:
         """(host array of the pass's first sequence, what it holds of a chain by its start)."""

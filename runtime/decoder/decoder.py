@@ -6,6 +6,7 @@ valid.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -19,13 +20,14 @@ from .commit import Commit
 from .device_cycle import OnDevice, is_supported
 from .encoder import Encoder
 from .exit_states import ExitStates
-from .forward_pass import PREFILL_STEP, PREFILL_WIDTH, ForwardPass
+from .forward_pass import PREFILL_STEP, ForwardPass
 from .forward_passes import ForwardPasses
 from .head import HeadOutputs
 from .kv_cache import BATCH_BUCKET, BUCKET, KVArena, key_value
 from .logits import TargetLogits
 from .positions import next_position
-from .prompt_chunks import Block, blocks_within, prompt_chunks
+from .prompt_chunks import Block, blocks_within, prompt_chunks, widest_prefill
+from .states import States
 from .token_tree import TokenTree
 from .vision import Vision
 
@@ -56,7 +58,7 @@ class Decoder:
         info, self._end = manifest.decoder, len(manifest.segments)
         self.arena = self._allocate_arena(max_batch)
         capacity = self.arena.capacity
-        most = min(max(PREFILL_WIDTH, info.max_block or 0), capacity)
+        most = min(max(widest_prefill(info, self.max_width), info.max_block or 0), capacity)
         self.prefill_width = max(self.max_width if info.cross_attention else most, self.max_width)
         """Most tokens of a pass over a prompt."""
         max_num_tokens = max(self.prefill_width, max_batch * self.max_width)
@@ -66,8 +68,13 @@ class Decoder:
         self.encoder = Encoder(engine, manifest, tensor, max_batch) if info.cross_attention else None
         self._vision = Vision(engine)
         self.exits = ExitStates(engine, manifest, self.dtype, max_batch, max_num_tokens)
+        if info.linear_attention is not None and is_supported(engine):
+            raise OptionError(
+                f"engine {engine.name}: the decoder of this bundle has linear attention, which runs on device 'cpu' alone"
+            )
+        self.states = States(engine, manifest, max_batch)
         self.passes = ForwardPasses(
-            engine, manifest, tensor, self.arena, self.encoder, self.exits, max_num_tokens
+            engine, manifest, tensor, self.arena, self.encoder, self.exits, self.states, max_num_tokens
         )
         self.heads = HeadOutputs(engine, manifest.text.vocab_size, max_batch, self.max_width, max_num_tokens)
         self.embedding = self.passes.embedding
@@ -93,7 +100,7 @@ class Decoder:
             # For the rows of a least width, whichever it will be. Plans of a device take no longer cache than the bundle's.
             capacity += self.max_width - 1
         layers = [layer_caches(info, layer) for layer in range(info.num_layers)]
-        dtype = engine.dtype("segment.0", f"{next(iter(layers[0]))}.0")
+        dtype = self._cache_dtype(layers)
         beside = [key_value(cache.num_kv_heads, cache.head_dim) for cache in self.manifest.attending.values()]
         arena = KVArena(
             engine, [*layers, *beside], dtype, capacity, max_batch,
@@ -108,6 +115,12 @@ class Decoder:
                 f"{arena.aligned(capacity)} rows"
             )
         return arena
+
+    def _cache_dtype(self, layers: Sequence[Mapping[str, object]]) -> str:
+        """Of the caches, as the engine's segments take them; `layers` are those of each layer by name."""
+        cuts = self.manifest.decoder.cuts
+        layer, name = next((number, name) for number, caches in enumerate(layers) for name in caches)
+        return self.engine.dtype(f"segment.{bisect_right(cuts, layer) - 1}", f"{name}.{layer}")
 
     def set_least_width(self, width: int) -> None:
         """Pad every pass up to `width` tokens per sequence from now on; nothing may be cached. 1: as many as there are.
@@ -132,6 +145,8 @@ class Decoder:
     def reset(self, batch: int = 1) -> None:
         """Start with `batch` sequences that have nothing cached."""
         self.arena.reset(batch)
+        for batch_index in range(batch):
+            self.states.begin(batch_index)
         self.passes.positions.reset()
         if self.encoder is not None:
             self.encoder.reset(batch)
@@ -141,7 +156,7 @@ class Decoder:
     def resume(self, length: int) -> int:
         """Go on with the one sequence that is cached, cut to its first `length` slots, and what it looks at with
         cross-attention; returns its place."""
-        assert self.arena.batch == 1 and length <= self.arena.lengths[0]
+        assert self.arena.batch == 1 and self.states.length(0) <= length <= self.arena.lengths[0]
         self.passes.deepstack.clear()
         self.arena.lengths[0] = length
         self.passes.positions.offsets[0] = 0
@@ -152,6 +167,7 @@ class Decoder:
         """Zero what is cached of a sequence of which numbers are not finite: who has its place next, or grows into it,
         reads none of them."""
         self.arena.clear(batch_index)
+        self.states.clear(batch_index)
         if self.encoder is not None:
             self.encoder.arena.clear(batch_index)
 
@@ -159,6 +175,7 @@ class Decoder:
         """A further sequence; returns its place."""
         self.passes.deepstack.clear()
         batch_index = self.arena.add()
+        self.states.begin(batch_index)
         self.passes.positions.offsets[batch_index] = 0
         if self.encoder is not None:
             self.encoder.add()
@@ -171,6 +188,7 @@ class Decoder:
         # A signal handler's exception may have ended `add` between the two.
         if self.encoder is not None and self.encoder.arena.batch == self.arena.batch:
             self.encoder.remove(batch_index)
+        self.states.replace(batch_index, self.arena.batch - 1)
         self.arena.remove(batch_index)
 
     # --- one request: image embeddings, encoder, prefill ---

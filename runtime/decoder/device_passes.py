@@ -15,6 +15,14 @@ TreeViews = tuple[View, View]
 """`depths` and `ancestors` of the nodes of a pass, as the graph `mask` reads them."""
 
 
+def place_inputs(
+    passes: ForwardPasses, forward_pass: ForwardPass
+) -> tuple[dict[str, View], View | None, View]:
+    """Where a pass reads its masks by name, its positions (None: it takes none) and the slots of its first tokens."""
+    slots = passes.write_indices.view((forward_pass.batch,))
+    return passes.masks.views(forward_pass), passes.positions.view(forward_pass), slots
+
+
 class DevicePasses:
     """Binds passes behind the graph `mask`, and holds what that reads that never changes."""
 
@@ -29,7 +37,7 @@ class DevicePasses:
         """A pass that begins at the slot in `start.number`, with its mask and positions."""
         engine, start = self._engine, up.view(f"start.{number}", 1)
         depths, ancestors = nodes
-        masks, positions, indices = self._passes.place_inputs(forward_pass)
+        masks, positions, indices = place_inputs(self._passes, forward_pass)
         inputs = {"start": start, "slots": self._cache_slots(), "depths": depths, "ancestors": ancestors}
         names = {value.name for value in engine.interface("mask").inputs}
         if "first_positions" in names:

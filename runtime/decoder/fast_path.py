@@ -34,10 +34,11 @@ def chain_step(
     encoder: Encoder | None,
     fill: Callable[[Sequence[int]], None] | None,
     positions: Callable[[int], None] | None,
+    states: Callable[[int], None] | None,
 ) -> ChainStep:
     """The step of a prepared pass over one sequence. `masks`: arrays of what the pass reads, and what each is for a chain by
     its start; `fill` writes the embeddings of tokens, `positions` the positions
-    from a slot on, where the pass takes them."""
+    from a slot on and `states` what is replayed before it, where the pass takes them."""
     indices, width = forward_pass.indices, forward_pass.width
     calls = [call.run for call in forward_pass.calls]
 
@@ -51,6 +52,8 @@ def chain_step(
             own[...] = seen[start]
         if positions is not None:
             positions(start)
+        if states is not None:
+            states(start)
         for call in calls:
             call()
 

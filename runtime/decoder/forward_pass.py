@@ -30,6 +30,7 @@ class ForwardPass:
         "batch_index",
         "calls",
         "chain_step",
+        "counts",
         "embeds",
         "encoder_version",
         "heads",
@@ -57,6 +58,9 @@ class ForwardPass:
         """`hidden` as [batch × width, E], where there is one."""
         self.input: View | None = None
         """[batch, width, E] where the embeddings of tokens enter; None: the pass reads exit states where they lie."""
+        self.counts: list[tuple[np.ndarray, np.ndarray, list[int]]] = []
+        """Of each segment with linear attention, int64 [batch] of rows that it replays and that it folds, and what its states
+        hold of every sequence."""
         self.masks: dict[str, np.ndarray]
         """[batch, heads, width, cache] by the input of the graphs that reads it."""
         self.indices: np.ndarray

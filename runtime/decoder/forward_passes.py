@@ -24,6 +24,7 @@ from .forward_pass import PREFILL_WIDTH, ChainStep, ForwardPass
 from .kv_cache import KVArena
 from .positions import Positions
 from .prompt_chunks import Block
+from .states import States
 from .token_tree import TokenTree
 
 PassKey = tuple[object, ...]
@@ -41,10 +42,11 @@ class ForwardPasses:
         arena: KVArena,
         encoder: Encoder | None,
         exits: ExitStates,
+        states: States,
         max_num_tokens: int,
     ):
         """`tensor` reads a bundle's tensor by name; at most `max_num_tokens` tokens per pass."""
-        self.engine, self.arena, self.exits = engine, arena, exits
+        self.engine, self.arena, self.exits, self.states = engine, arena, exits, states
         self.segments = manifest.segments
         self.verify_width = manifest.verify_width
         """Tokens of every pass but prefill, where kernels give other bits at other widths; None: as many as are
@@ -61,8 +63,7 @@ class ForwardPasses:
         self.masks = AttentionMasks(engine, manifest, tensor, capacity, max_num_tokens)
         self.positions = Positions(engine, info, max_num_tokens, capacity, arena.max_batch)
         tables = {name: tensor(name) for name in embedding_tensors(manifest)}
-        most = min(max_num_tokens, PREFILL_WIDTH, capacity)
-        scale = info.embedding_scale
+        most, scale = min(max_num_tokens, PREFILL_WIDTH, capacity), info.embedding_scale
         self.embedding = Embedding(engine, tables, self._hidden[0], max_num_tokens, most, scale)
         self.deepstack = DeepStack(engine, info, max_num_tokens, hidden_dtype)
         self._encoder, self._direct = encoder, engine.host_memory
@@ -155,8 +156,8 @@ class ForwardPasses:
         self.masks.attach(forward_pass, self.arena.cache_len)
         forward_pass.indices = self.write_indices.host((batch,))
         forward_pass.pushes.append((self.write_indices, (batch,)))
-        masks = self.masks.views(forward_pass)
-        return forward_pass, {**masks, "write_indices": self.write_indices.view((batch,))}
+        slots = self.write_indices.view((batch,))
+        return forward_pass, {**self.masks.views(forward_pass), "write_indices": slots}
 
     def _add_input(self, forward_pass: ForwardPass) -> View:
         """Where the embeddings of tokens enter a pass."""
@@ -172,14 +173,16 @@ class ForwardPasses:
         first, end = self._info.cuts[number : number + 2]
         batch, batch_index = forward_pass.batch, forward_pass.batch_index
         inputs, outputs = self.arena.bindings(first, end, batch_index, batch)
-        inputs |= {"hidden": source, **self.masks.read_by(range(first, end), shared)}
+        states, kept = self.states.bindings(range(first, end), batch_index, batch)
+        told = self.masks.read_by(range(first, end), shared) | self.states.attach(forward_pass, number)
+        inputs |= {"hidden": source, **told, **states}
         inputs |= self.deepstack.views(range(first, end), target.shape)
         positions = self.positions.attach(forward_pass, first, range(first, end))
         if positions is not None:
             inputs["positions"] = positions
         if self._encoder is not None:
             inputs |= self._encoder.bindings(forward_pass.width, first, end, batch_index, batch)
-        outputs |= {"hidden_out": target}
+        outputs |= {"hidden_out": target, **kept}
         forward_pass.calls.append(self.engine.bind(self.segments[number], inputs, outputs))
 
     def _keep(self, key: PassKey, forward_pass: ForwardPass, result: View) -> ForwardPass:
@@ -200,7 +203,8 @@ class ForwardPasses:
             places, width = forward_pass.positions, forward_pass.width
             write_chain = self.positions.write_chain
             write = lambda start: write_chain(places, 0, start, width)  # noqa: E731
-        return chain_step(forward_pass, self.masks.seen(forward_pass), self._encoder, fill, write)
+        seen, states = self.masks.seen(forward_pass), self.states.step_of(forward_pass, self.arena.lengths)
+        return chain_step(forward_pass, seen, self._encoder, fill, write, states)
 
     # --- running ---
 
@@ -215,8 +219,7 @@ class ForwardPasses:
         number `step`. Without `trees`, and beyond a tree's end, every token follows the one before."""
         if forward_pass.chain_step is not None and (trees is None or trees[0].is_chain):
             forward_pass.chain_step(tokens, self.arena.lengths[0] + (step or 0))
-            self.last = forward_pass
-            self.number += 1
+            self.set_last(forward_pass)
             return
         if tokens is not None:
             self._embed_tokens(forward_pass, tokens)
@@ -242,6 +245,7 @@ class ForwardPasses:
         forward_pass.indices[0] = start
         self.masks.write_prompt(forward_pass, start, blocks)
         self.positions.write_prompt(forward_pass, start, positions)
+        self.states.write_prompt(forward_pass, start, count)
         with self.deepstack.adding(hidden_states[:, size:]):
             self._launch(forward_pass)
 
@@ -257,6 +261,7 @@ class ForwardPasses:
     ) -> None:
         """Write indices, masks and positions of the tokens that `run` names."""
         lengths, ahead, width = self.arena.lengths, step or 0, forward_pass.width
+        self.states.write_cycle(forward_pass, lengths, ahead)
         for batch_index in range(forward_pass.batch):
             length = lengths[batch_index]
             start = length + ahead
@@ -293,8 +298,3 @@ class ForwardPasses:
         """`forward_pass` was the last pass."""
         self.last = forward_pass
         self.number += 1
-
-    def place_inputs(self, forward_pass: ForwardPass) -> tuple[dict[str, View], View | None, View]:
-        """Where a pass reads its masks by name, its positions (None: it takes none) and the slots of its first tokens."""
-        slots = self.write_indices.view((forward_pass.batch,))
-        return self.masks.views(forward_pass), self.positions.view(forward_pass), slots

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..bundle.decoder_info import DecoderInfo
 from ..common.errors import PromptError
+from .forward_pass import PREFILL_STEP, PREFILL_WIDTH
 
 Block = tuple[int, int]
 """[first, end) of the positions of a prompt that see each other in both directions."""
+
+
+def widest_prefill(decoder: DecoderInfo, max_width: int) -> int:
+    """Most positions of a prompt in a pass. With linear attention they, and `max_width` that are replayed, fit a window."""
+    if decoder.linear_attention is None:
+        return PREFILL_WIDTH
+    room = decoder.linear_attention.window - max_width
+    return min(PREFILL_WIDTH, max(max_width, room // PREFILL_STEP * PREFILL_STEP))
 
 
 def prompt_chunks(first: int, end: int, most: int, blocks: Sequence[Block] = ()) -> Iterator[tuple[int, int]]:

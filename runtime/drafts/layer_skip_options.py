@@ -12,8 +12,8 @@ from ..bundle.draft_kind import draft_with
 from ..bundle.draft_options import DraftOptions, DraftPasses, DraftShares
 from ..bundle.schema import Part, checked, failure, integer, list_of, optional
 from ..common.errors import BundleError
+from ..graphs.decoding import layers_interface
 from ..graphs.role import TOKEN, VERIFY, GraphRole, Values
-from ..graphs.values import layers_interface
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, GraphInfo, Manifest

@@ -27,6 +27,10 @@ def create(
         raise OptionError(
             f"kernel cache: {kernel_cache} asked for, but device {device!r} compiles no kernels; leave it out"
         )
+    if device in DEVICES[1:] and bundle.manifest.decoder.linear_attention is not None:
+        raise OptionError(
+            f"device {device!r}: the decoder of this bundle has linear attention, which runs on device 'cpu' alone; load it there"
+        )
     if device == "cpu":
         try:
             from .onnxruntime import OnnxRuntimeCpu

@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .role import PASSES, VERIFY, GraphRole, Values
-from .values import caches, hidden_states, layers_interface, vocabulary
+from .states import state_counts, states
+from .values import (
+    caches,
+    cross_caches,
+    deepstack_inputs,
+    hidden_states,
+    segment_positions,
+    slots_read,
+    vocabulary,
+)
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GraphInfo, Manifest
+
+
+def layers_interface(
+    manifest: Manifest, layers: Sequence[int], attention: Iterable[int]
+) -> tuple[Values, Values]:
+    """Of a graph that computes hidden states of `layers`, with the caches or states of those in `attention`."""
+    decoder, attention, first = manifest.decoder, list(attention), layers[0]
+    inputs: Values = {
+        "hidden": hidden_states(manifest),
+        **({"write_indices": ("int64", ("batch",))} if caches(manifest, attention) else {}),
+        **slots_read(decoder, attention),
+        **state_counts(decoder, attention),
+        **caches(manifest, attention),
+        **states(manifest, attention),
+        **dict.fromkeys(deepstack_inputs(decoder.deepstack_layers, layers), hidden_states(manifest)),
+    }
+    positions = segment_positions(decoder, first, attention)
+    if positions is not None:
+        inputs["positions"] = ("int64", positions)
+    if decoder.cross_attention:
+        inputs["cross_mask"] = ("bool", ("batch", 1, "width", "source"))
+        inputs |= cross_caches(manifest, attention)
+    kept = caches(manifest, attention, "updated_") | states(manifest, attention, "updated_")
+    return inputs, kept | {"hidden_out": hidden_states(manifest)}
 
 
 def _segment(manifest: Manifest, name: str, layers: Sequence[int] | None) -> tuple[Values, Values]:

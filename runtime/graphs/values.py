@@ -58,11 +58,11 @@ def image_width(decoder: DecoderInfo) -> int:
     return decoder.hidden_size * (1 + (decoder.deepstack_layers or 0))
 
 
-FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
+FULL, SLIDING, CONV, LINEAR = "full_attention", "sliding_attention", "conv", "linear_attention"
 MASKS = {FULL: "attn_mask", SLIDING: "sliding_mask"}
 """Kind of a layer → the mask that its attention reads: of everything before a token, or of a window that ends with it."""
 
-LAYER_TYPES = (*MASKS, CONV)
+LAYER_TYPES = (*MASKS, CONV, LINEAR)
 """Kinds of layers, as transformers names them."""
 
 
@@ -119,7 +119,10 @@ def layer_caches(decoder: CachedLayers, layer: int) -> dict[str, tuple[int, int]
 
     A row belongs to a slot, whatever it holds: a pass writes it, a shorter length forgets it, `commit` moves it.
     """
-    own = (decoder.layer_caches or {}).get(kind_of_layer(decoder.layer_types, layer))
+    kind = kind_of_layer(decoder.layer_types, layer)
+    if kind == LINEAR:
+        return {}  # it keeps a state (`states.py`)
+    own = (decoder.layer_caches or {}).get(kind)
     if own is None:
         return dict.fromkeys(KEY_VALUE, (decoder.num_kv_heads, decoder.head_dim))
     return {cache.name: (cache.num_heads, cache.head_dim) for cache in own}
@@ -176,27 +179,6 @@ def cross_caches(manifest: Manifest, layers: Iterable[int]) -> Values:
         for kind in ("key", "value")
         for layer in layers
     }
-
-
-def layers_interface(
-    manifest: Manifest, layers: Sequence[int], attention: Iterable[int]
-) -> tuple[Values, Values]:
-    """Of a graph that computes hidden states of `layers`, with the caches of those in `attention`."""
-    decoder, attention, first = manifest.decoder, list(attention), layers[0]
-    inputs: Values = {
-        "hidden": hidden_states(manifest),
-        "write_indices": ("int64", ("batch",)),
-        **slots_read(decoder, attention),
-        **caches(manifest, attention),
-        **dict.fromkeys(deepstack_inputs(decoder.deepstack_layers, layers), hidden_states(manifest)),
-    }
-    positions = segment_positions(decoder, first, attention)
-    if positions is not None:
-        inputs["positions"] = ("int64", positions)
-    if decoder.cross_attention:
-        inputs["cross_mask"] = ("bool", ("batch", 1, "width", "source"))
-        inputs |= cross_caches(manifest, attention)
-    return inputs, caches(manifest, attention, "updated_") | {"hidden_out": hidden_states(manifest)}
 
 
 def own_layer(manifest: Manifest, cache: DraftCache, position: str = "rotary") -> tuple[Values, Values]:

@@ -37,17 +37,21 @@ class CachedRequest:
     proposer: Proposer | None
     encoded: bool = False
 
-    def resume(self, prepared: Prepared, proposer: Proposer | None) -> int:
-        """How many cached positions `prepared` goes on behind, with this draft: one that reads the prompt's hidden states
+    def resume(self, prepared: Prepared, proposer: Proposer | None, least: int = 0) -> int:
+        """How many cached positions, `least` or none, `prepared` goes on behind, with this draft: one that reads the prompt's hidden states
         must have seen them too, with the token behind the last one. Of an encoder's prompt all or none."""
         if self.encoded:
             return len(prepared.token_ids) if same_prompt(self.prefix, prepared) else 0
         cached_len = common_length(self.prefix, prepared)
+        if cached_len < least:
+            return 0
         if proposer is None or proposer.resumable == sys.maxsize:
             return cached_len
         if proposer is not self.proposer:
             return 0
         cached_len = align_to_spans(prepared, min(cached_len - 1, proposer.resumable))
+        if cached_len < least:
+            return 0
         if cached_len > 0:
             proposer.resume(cached_len)
         return max(0, cached_len)

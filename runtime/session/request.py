@@ -89,9 +89,13 @@ def resolve(
             limit = "bundle's max_width" if manifest.verify_width is None else "session's verify_width"
             raise OptionError(f"{name}: {value} is above {widest - 1} (the {limit} is {widest})")
     if options.draft_nodes is not None and not manifest.exact_trees:
+        reason = (
+            "a target of integer weights verifies with other bits than plain decoding"
+            if manifest.decoder.linear_attention is None
+            else "layers with linear attention cannot verify, since their state has no branches"
+        )
         raise OptionError(
-            f"draft_nodes: {options.draft_nodes} asks for trees, which a target of integer weights verifies with other bits "
-            "than plain decoding; give draft_length alone"
+            f"draft_nodes: {options.draft_nodes} asks for trees, which {reason}; give draft_length alone"
         )
     seed = 0 if options.seed is None else options.seed
     sampling = Sampling(options.temperature, options.top_k, options.top_p, seed, options.min_p)

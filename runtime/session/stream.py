@@ -83,7 +83,7 @@ def start_request(
     reused, cached = 0, session.take_cached()
     if alone:
         if settings.reuse_prompt and cached is not None:
-            reused = cached.resume(prepared, proposer)
+            reused = cached.resume(prepared, proposer, session.decoder.states.length(0))
         if not reused:
             session.decoder.reset(0)
     return ActiveRequest(session.bundle, session.decoder, prepared, settings, proposer, delivery, reused)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from vlmexport.runtime.decoder import decoder
 from vlmexport.runtime.decoder.attention_masks import AttentionMasks
-from vlmexport.runtime.decoder.device_passes import DevicePasses
+from vlmexport.runtime.decoder.device_passes import DevicePasses, place_inputs
 from vlmexport.runtime.decoder.masks import CausalMask
 
 Patch = pytest.MonkeyPatch
@@ -42,7 +42,7 @@ def window_by_slot_on_a_device(patch: Patch) -> None:
             "start": up.view(f"start.{number}", 1), "slots": self._cache_slots(), "depths": slots,
             "slot_depths": slots, "ancestors": ancestors, "first_positions": up.view(f"first.{number}", 1),
         }  # fmt: skip
-        masks, positions, _ = self._passes.place_inputs(forward_pass)
+        masks, positions, _ = place_inputs(self._passes, forward_pass)
         outputs = {
             name: view
             if name == WINDOW

@@ -10,6 +10,14 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from ....runtime.graphs.states import (
+    COUNTS,
+    RECENT_ROWS,
+    RECURRENT_STATE,
+    STATES,
+    linear_layers,
+    state_shapes,
+)
 from ....runtime.graphs.values import (
     CONV_CACHE,
     CONV_SLOTS,
@@ -37,21 +45,24 @@ Prologues = Mapping[str, Prologue]
 """By kind of layer (a key of `MASKS`): layers of a kind that has none share that of `FULL`."""
 
 
-def layer_inputs(shape: DecoderShape, layer: int) -> list[TraceInput]:
+def layer_inputs(shape: DecoderShape, layer: int, angles: int | None = None) -> list[TraceInput]:
     """What a decoder layer takes while it is traced, in this order; one that is no attention takes neither mask nor
-    angles."""
+    angles. `angles` of a head: by default half its size."""
     dtype = torch.bool if shape.mask_dtype == "bool" else torch.float32
     attends, caches = mask_of_layer(shape.layer_types, layer) is not None, layer_caches(shape, layer)
     inputs = [TraceInput("hidden", ("batch", "width", shape.hidden_size))]
     if attends and shape.position in ("rotary", "mrope"):
-        inputs += [TraceInput(name, ("batch", "width", shape.head_dim // 2)) for name in ("cos", "sin")]
-    inputs.append(TraceInput("write_indices", ("batch",), torch.int64))
+        size = shape.head_dim // 2 if angles is None else angles
+        inputs += [TraceInput(name, ("batch", "width", size)) for name in ("cos", "sin")]
+    if caches:
+        inputs.append(TraceInput("write_indices", ("batch",), torch.int64))
     if attends:
         inputs.append(TraceInput("attn_mask", ("batch", shape.mask_heads, "width", "cache"), dtype))
     if CONV_CACHE in caches:
         assert shape.conv_kernel is not None, "of a shape with convolutions"
         inputs.append(TraceInput(CONV_SLOTS, ("batch", "width", shape.conv_kernel - 1), torch.int64))
     inputs += [TraceInput(name, ("batch", heads, "cache", size)) for name, (heads, size) in caches.items()]
+    inputs += state_trace_inputs(shape, layer)
     if shape.cross_attention:
         cross = ("batch", shape.num_heads, "source", shape.head_dim)
         inputs.append(TraceInput("cross_mask", ("batch", 1, "width", "source"), torch.bool))
@@ -61,7 +72,21 @@ def layer_inputs(shape: DecoderShape, layer: int) -> list[TraceInput]:
 
 def layer_outputs(shape: DecoderShape, layer: int) -> tuple[str, ...]:
     """What a decoder layer gives while it is traced, in this order."""
-    return ("hidden_out", *(f"updated_{name}" for name in layer_caches(shape, layer)))
+    kept = (*layer_caches(shape, layer), *(STATES if linear_layers(shape.layer_types, [layer]) else ()))
+    return ("hidden_out", *(f"updated_{name}" for name in kept))
+
+
+def state_trace_inputs(shape: DecoderShape, layer: int) -> list[TraceInput]:
+    """Of a layer with linear attention: its state, and what it is told of it. A trace serves any number of recent rows."""
+    if not linear_layers(shape.layer_types, [layer]):
+        return []
+    assert shape.linear_attention is not None, "of a shape with linear attention"
+    sizes = state_shapes(shape.linear_attention, 0)
+    return [
+        *(TraceInput(name, ("batch",), torch.int64) for name in COUNTS),
+        TraceInput(RECENT_ROWS, ("batch", "recent", sizes[RECENT_ROWS][1])),
+        TraceInput(RECURRENT_STATE, ("batch", *sizes[RECURRENT_STATE])),
+    ]
 
 
 def build_segment(
@@ -115,7 +140,7 @@ def _compose_layers(
                 prefix = "positions" if kind == FULL else f"{kind}/positions"
                 angles[kind] = graph.call(template, prefix, {n: given[n] for n in template.inputs}, names)
                 hidden = angles[kind].pop("hidden_out", hidden)
-    shared["write_indices"] = graph.input("write_indices")
+    told = {name: graph.input(name) for name in ("write_indices", *COUNTS) if graph.takes(name)}
     masks = {name: graph.input(name) for name in MASKS.values() if graph.takes(name)}
     slots = {name: graph.input(name) for name in (CONV_SLOTS,) if graph.takes(name)}
     caches = caches_by_name(shape, attention)
@@ -125,7 +150,10 @@ def _compose_layers(
         cached |= dict.fromkeys(("cross_key", "cross_value"), attention)
     per_layer = {name: {i: graph.input(f"{name}.{i}") for i in own} for name, own in cached.items()}
     deepstack = {name: graph.input(name) for name in deepstack_inputs(shape.deepstack_layers, layers)}
-    updated: dict[str, dict[int, ir.Value]] = {name: {} for name in caches}
+    own = linear_layers(shape.layer_types, attention)
+    per_layer |= {name: {i: graph.input(f"{name}.{i}") for i in own} for name in STATES if own}
+    kept = [*caches, *(STATES if own else ())]
+    updated: dict[str, dict[int, ir.Value]] = {name: {} for name in kept}
     for i in layers:
         piece = layer(i)
         if piece is not None:
@@ -133,7 +161,7 @@ def _compose_layers(
             inputs = {"hidden": hidden, **shared}
             if i in attention:
                 kind = kind_of_layer(shape.layer_types, i)
-                inputs |= slots
+                inputs |= slots | told
                 if kind in MASKS:
                     inputs["attn_mask"] = masks[MASKS[kind]]
                     inputs |= angles.get(kind) or angles.get(FULL, {})

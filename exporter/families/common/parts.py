@@ -65,6 +65,18 @@ class CacheShape:
 
 
 @dataclass(frozen=True)
+class LinearAttentionShape:
+    """Sizes of layers with linear attention; fields as in the manifest's `decoder.linear_attention`."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+    window: int
+
+
+@dataclass(frozen=True)
 class DecoderShape:
     """What the runtime needs to know of the decoder; fields as in the manifest's `decoder`."""
 
@@ -97,6 +109,8 @@ class DecoderShape:
     """The caches of layers of a kind; those of a kind that has none here keep keys and values."""
     conv_kernel: int | None = None
     """Tokens that a causal convolution sees, a token itself included."""
+    linear_attention: LinearAttentionShape | None = None
+    """Of layers that keep a state instead of caches."""
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,11 @@ class Language:
         """The base of its rotary positions, whatever scales them, in layers that see everything; None where it has none."""
         return self.ropes.get(FULL, {}).get("rope_theta")
 
+    @property
+    def angles_per_head(self) -> int:
+        """By which rotary positions turn a head."""
+        return self.decoder.head_dim // 2
+
     def source_graphs(self, store: WeightStore) -> Iterator[GraphSpec]:
         """Graphs in front of the decoder: `encoder` and `cross_kv` of models with cross-attention."""
         yield from ()
@@ -238,7 +243,7 @@ class Language:
         return layers[i], self.named(f"{self.layers_path}.{i}.")
 
     def _trace_layer(self, module: nn.Module, index: int) -> Template:
-        inputs = layer_inputs(self.decoder, index)
+        inputs = layer_inputs(self.decoder, index, self.angles_per_head)
         names = [item.name for item in inputs]
 
         def run(module: nn.Module, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,8 @@ from vlmexport.runtime.bundle.decoder_info import DecoderInfo
 from vlmexport.runtime.common.errors import BundleError
 from vlmexport.runtime.decoder.conv_slots import ConvSlots
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.graphs.values import caches, layer_caches, layers_interface, segment_positions
+from vlmexport.runtime.graphs.decoding import layers_interface
+from vlmexport.runtime.graphs.values import caches, layer_caches, segment_positions
 
 CAPACITY = 64
 
