@@ -17,6 +17,7 @@ from .llava_next import LlavaNextFamily
 from .paligemma import PaliGemmaFamily
 from .qwen2_5_vl import Qwen2_5_VLFamily
 from .qwen2_vl import Qwen2VLFamily
+from .qwen3_5 import Qwen3_5Family
 from .qwen3_vl import Qwen3VLFamily
 from .smolvlm import SmolVLMFamily
 from .t5 import T5Family
@@ -34,6 +35,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Qwen2VLFamily,
     Qwen2_5_VLFamily,
     Qwen3VLFamily,
+    Qwen3_5Family,
     SmolVLMFamily,
     T5Family,
     ViTGPT2Family,

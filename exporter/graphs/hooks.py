@@ -205,6 +205,11 @@ def _rms_forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Te
     return rms_norm(hidden_states, self.weight, float(self.variance_epsilon))  # type: ignore[arg-type]
 
 
+def centered_rms_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Forward of RMS norms whose weight is what their scale differs from 1 by (Gemma, Qwen3.5)."""
+    return rms_norm(x, 1.0 + self.weight, float(self.eps))
+
+
 def _gelu_forward(self: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
     # The same tanh formula as NewGELUActivation, which spells it out in eight operators.
     return torch.nn.functional.gelu(input, approximate="tanh")

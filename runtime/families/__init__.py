@@ -19,6 +19,7 @@ FAMILIES = {
     "qwen2-vl": ("qwen2_vl", "Qwen2VL"),
     "qwen2.5-vl": ("qwen2_5_vl", "Qwen25VL"),
     "qwen3-vl": ("qwen3_vl", "Qwen3VL"),
+    "qwen3.5": ("qwen3_5", "Qwen35"),
     "smolvlm": ("smolvlm", "SmolVLM"),
     "t5": ("t5", "T5"),
     "vit-gpt2": ("vit_gpt2", "ViTGPT2"),

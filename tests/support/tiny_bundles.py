@@ -81,13 +81,14 @@ SEEING = (
     "qwen2-vl",
     "qwen2.5-vl",
     "qwen3-vl",
+    "qwen3.5",
     "smolvlm",
 )
 """Checkpoints for which there is a ViSpec draft."""
 
 MROPE: dict[str, dict[str, Any]] = {
     **{name: {"mrope_section": (2, 3, 3)} for name in ("qwen2-vl", "qwen2.5-vl")},
-    "qwen3-vl": {"mrope_section": (3, 3, 2), "mrope_interleaved": True},
+    **{name: {"mrope_section": (3, 3, 2), "mrope_interleaved": True} for name in ("qwen3-vl", "qwen3.5")},
 }
 """By checkpoint how the eight angles of such a layer turn with three axes; as in the target behind one another, or not."""
 
@@ -96,7 +97,7 @@ FUSED_OPT: dict[str, Any] = {"hidden_size": 128, "word_embed_proj_dim": 128, "nu
 """Four heads: TensorRT has no fused attention for odd numbers of heads here. Bundles of a family with layers of one size share
 their traces."""
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 def windowed(*layer_types: str) -> dict[str, Any]:
@@ -206,6 +207,20 @@ BUNDLES = {
     "qwen3-vl": Recipe(
         "qwen3-vl", changes={**FUSED, "seed": 50}, head="shared", taps=(1, 1, 1), placed=("eagle3",)
     ),
+    "qwen3.5": Recipe(
+        "qwen3.5",
+        changes={"layer_types": (LINEAR, FULL, LINEAR), **FUSED, "seed": 50},
+        head="shared",
+        taps=(1, 1, 1),
+        placed=("eagle3",),
+    ),
+    "qwen3.5-two-cuts": Recipe(
+        "qwen3.5",
+        (1, 2),
+        {"layer_types": (FULL, LINEAR, LINEAR, FULL), **FUSED, "seed": 50},
+        taps=(1, 1, 2),
+        placed=("eagle", "eagle3"),
+    ),
     "qwen2-vl-two-cuts": Recipe(
         "qwen2-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)
     ),
@@ -233,7 +248,21 @@ BUNDLES |= {
     for name, precision in (("t5", "float16"), ("llama", "bfloat16"), ("llama", "float16"))
     for cuts in ("", "-two-cuts")
 }
-IN_FLOAT16 = ("blip2-opt", "internvl", "llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "smolvlm", "vit-gpt2")
+HOST_ALONE = ("qwen3.5",)
+"""Families whose decoder keeps states: engines in host memory run them, and chains alone are verified. One bundle of float32 for
+each."""
+
+IN_FLOAT16 = (
+    "blip2-opt",
+    "internvl",
+    "llava",
+    "llava-next",
+    "qwen2.5-vl",
+    "qwen3-vl",
+    "qwen3.5",
+    "smolvlm",
+    "vit-gpt2",
+)
 """What is looked at in float16 for its numbers alone."""
 
 BUNDLES |= {f"{name}-float16": replace(BUNDLES[name], precision="float16") for name in IN_FLOAT16}
@@ -482,7 +511,8 @@ def build(name: str, folder: Path) -> TinyBundle:
     drafts.append(str(untrained_heads(checkpoint, folder / "medusa", recipe.head)))
     axes = {kind: MROPE[recipe.checkpoint] if kind in recipe.placed else {} for kind in ("eagle", "eagle3")}
     drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head, **axes["eagle"])))
-    drafts.append(str(without_sublayers(checkpoint, folder / "draft-and-verify")))
+    if name.removesuffix("-two-cuts") not in HOST_ALONE:
+        drafts.append(str(without_sublayers(checkpoint, folder / "draft-and-verify")))
     if recipe.sees:
         drafts.append(str(untrained_vispec(checkpoint, folder / "vispec", recipe.head)))
     if recipe.taps is not None:

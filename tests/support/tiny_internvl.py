@@ -95,7 +95,7 @@ def fill(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> Non
         elif type(tower.get_submodule(name.rpartition(".")[0])).__name__ == "InternVLVisionRMSNorm":
             value.data.normal_(1.0, 0.1, generator=generator)
     fills = {
-        "llama": tiny_models._fill_llama,
+        "llama": tiny_models.fill_llama,
         "qwen2": tiny_models._fill_qwen2,
         "qwen3": tiny_models._fill_qwen3,
     }

@@ -55,6 +55,7 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3VLForConditionalGeneration,
@@ -69,7 +70,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from tests.support import tiny_internvl, tiny_qwen_vl, tiny_smolvlm
+from tests.support import tiny_internvl, tiny_qwen3_5, tiny_qwen_vl, tiny_smolvlm
 
 WORDS = (  # noqa: SIM905
     "a an the red green blue yellow cup bowl box ball robot arm table left right of on under behind and is are two three "
@@ -148,7 +149,7 @@ def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generat
     model.lm_head.weight = torch.nn.Parameter(head)  # transformers ties the head of every new T5
 
 
-def _fill_llama(
+def fill_llama(
     model: LlamaForCausalLM
     | Qwen2ForCausalLM
     | Qwen3ForCausalLM
@@ -183,6 +184,8 @@ def _fill_llama(
             "Qwen3VLTextRMSNorm",
         ):
             norm.weight.data.normal_(1.0, 0.1, generator=generator)
+        elif type(norm).__name__ == "Qwen3_5RMSNorm":
+            norm.weight.data.normal_(0.0, 0.1, generator=generator)  # centered at 0
     head = _head(config.vocab_size, config.hidden_size, silent, generator)
     head[0] *= 1.8  # chosen often: padding with id 0 must then show
     if model.lm_head.weight is body.embed_tokens.weight:
@@ -208,7 +211,7 @@ def _fill_norms(root: torch.nn.Module, generator: torch.Generator) -> None:
 def _fill_head(
     model: Any, norm: torch.nn.LayerNorm, silent: tuple[int, ...], generator: torch.Generator
 ) -> None:
-    """Embedding table and head, one table or two. A tied one would repeat the current token for ever; see `_fill_llama`."""
+    """Embedding table and head, one table or two. A tied one would repeat the current token for ever; see `fill_llama`."""
     table = model.get_input_embeddings().weight
     rows, width = table.shape
     head = _head(rows, width, silent, generator)
@@ -271,10 +274,10 @@ def _fill_llava(model: Any, silent: tuple[int, ...], generator: torch.Generator)
     _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
     if hasattr(model.model, "image_newline"):
         _normal(model.model.image_newline, 1.0, generator)
-    _fill_llama(model, silent, generator)
+    fill_llama(model, silent, generator)
 
 
-def _fill_qwen_tower(tower: Any, generator: torch.Generator) -> None:
+def fill_qwen_tower(tower: Any, generator: torch.Generator) -> None:
     _scale_linears(tower, {"qkv": 1.6}, generator)
     patches = tower.patch_embed.proj
     _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
@@ -287,23 +290,23 @@ def _fill_qwen_tower(tower: Any, generator: torch.Generator) -> None:
 
 
 def _fill_qwen_vl(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
-    _fill_qwen_tower(model.model.visual, generator)
+    fill_qwen_tower(model.model.visual, generator)
     _fill_qwen2(model, silent, generator)
 
 
 def _fill_qwen3_vl(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
-    _fill_qwen_tower(model.model.visual, generator)
+    fill_qwen_tower(model.model.visual, generator)
     _fill_qwen3(model, silent, generator)
 
 
 def _fill_qwen2(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
-    _fill_llama(model, silent, generator)
+    fill_llama(model, silent, generator)
     _fill_biases(getattr(model.model, "language_model", model), generator)
 
 
 def _fill_qwen3(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
     """The norms of queries and keys undo the gains of their projections, so that their weights must make attention sharp."""
-    _fill_llama(model, silent, generator)
+    fill_llama(model, silent, generator)
     body = getattr(model.model, "language_model", model.model)
     for layer in body.layers:
         for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
@@ -332,6 +335,7 @@ SMOLVLM = (Idefics3ForConditionalGeneration, SmolVLMForConditionalGeneration)
 QWEN_VL = (
     Qwen2VLForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
 
@@ -347,7 +351,7 @@ def _fill_gemma3(model: Any, silent: tuple[int, ...], generator: torch.Generator
 FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     T5ForConditionalGeneration: _fill_t5,
     OPTForCausalLM: _fill_opt,
-    LlamaForCausalLM: _fill_llama,
+    LlamaForCausalLM: fill_llama,
     Qwen2ForCausalLM: _fill_qwen2,
     Qwen3ForCausalLM: _fill_qwen3,
     LlavaForConditionalGeneration: _fill_llava,
@@ -355,6 +359,7 @@ FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
     Qwen2_5_VLForConditionalGeneration: _fill_qwen_vl,
     Qwen2VLForConditionalGeneration: _fill_qwen_vl,
     Qwen3VLForConditionalGeneration: _fill_qwen3_vl,
+    Qwen3_5ForConditionalGeneration: lambda *given: tiny_qwen3_5.fill(*given),
     InternVLForConditionalGeneration: lambda *given: tiny_internvl.fill(*given),
     Idefics3ForConditionalGeneration: lambda *drawn: tiny_smolvlm.fill(*drawn),
     SmolVLMForConditionalGeneration: lambda *drawn: tiny_smolvlm.fill(*drawn),
@@ -778,6 +783,7 @@ BUILDERS = {
     "qwen2-vl": lambda **options: tiny_qwen_vl.qwen2_vl(**options),
     "qwen2.5-vl": lambda **options: tiny_qwen_vl.qwen2_5_vl(**options),
     "qwen3-vl": lambda **options: tiny_qwen_vl.qwen3_vl(**options),
+    "qwen3.5": lambda **options: tiny_qwen3_5.qwen3_5(**options),
     "smolvlm": lambda **options: tiny_smolvlm.smolvlm(**options),
     "idefics3": lambda **options: tiny_smolvlm.smolvlm(kind="idefics3", **options),
     "llama": llama,

@@ -16,6 +16,7 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
@@ -50,7 +51,7 @@ def _tokenizer() -> tuple[PreTrainedTokenizerFast, dict[str, int], int]:
     return tokenizer, ids, tiny_models.token_id(tokenizer, "<|im_end|>")
 
 
-def _built(
+def built(
     model: Any, config: Any, vision: dict[str, Any], text: dict[str, Any], seed: int, tied: bool
 ) -> Built:
     """A model of this class, of a Qwen2 or Qwen3 with `text`'s changes."""
@@ -85,7 +86,7 @@ def qwen2_5_vl(
         "out_hidden_size": text.get("hidden_size", 96), "fullatt_block_indexes": list(full), "window_size": window_size,
         "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "tokens_per_second": 2,
     }  # fmt: skip
-    return _built(Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, vision, text, seed, tied)
+    return built(Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, vision, text, seed, tied)
 
 
 def qwen2_vl(
@@ -98,7 +99,7 @@ def qwen2_vl(
         "depth": vision_layers, "embed_dim": vision_width, "hidden_size": text.get("hidden_size", 96), "mlp_ratio": mlp_ratio,
         "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
     }  # fmt: skip
-    return _built(Qwen2VLForConditionalGeneration, Qwen2VLConfig, vision, text, seed, tied)
+    return built(Qwen2VLForConditionalGeneration, Qwen2VLConfig, vision, text, seed, tied)
 
 
 def qwen3_vl(
@@ -113,7 +114,7 @@ def qwen3_vl(
         "out_hidden_size": text.get("hidden_size", 96), "deepstack_visual_indexes": list(deep), "patch_size": 16,
         "num_position_embeddings": table_side**2, "spatial_merge_size": 2, "temporal_patch_size": 2,
     }  # fmt: skip
-    return _built(Qwen3VLForConditionalGeneration, Qwen3VLConfig, vision, text, seed, tied)
+    return built(Qwen3VLForConditionalGeneration, Qwen3VLConfig, vision, text, seed, tied)
 
 
 def save_processors(model: Model, folder: Path) -> None:
@@ -122,7 +123,7 @@ def save_processors(model: Model, folder: Path) -> None:
     unit = vision.patch_size * vision.spatial_merge_size
     normal: dict[str, Any] = {}
     least, most = 4 * unit**2, 8 * unit**2
-    if isinstance(model, Qwen3VLForConditionalGeneration):
+    if isinstance(model, Qwen3VLForConditionalGeneration | Qwen3_5ForConditionalGeneration):
         normal = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         most *= 8  # of all frames together
     Qwen2VLImageProcessorPil(

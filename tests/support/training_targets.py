@@ -32,6 +32,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2-vl": {"num_hidden_layers": 5},
     "qwen2.5-vl": {"num_hidden_layers": 5},
     "qwen3-vl": {"num_hidden_layers": 5},
+    "qwen3.5": {
+        "layer_types": (
+            "linear_attention",
+            "full_attention",
+            "linear_attention",
+            "linear_attention",
+            "full_attention",
+        )
+    },
     # Untied: rows of zeros, which keep marks silent in the head, would enter its norms, whose gradients then explode.
     "paligemma2": {"num_hidden_layers": 5, "tied": False},
     "gemma3": {"num_hidden_layers": 5, "tied": False},

@@ -17,6 +17,7 @@ LANGUAGES = {
     "qwen2_vl_text": "Qwen2VLLanguage",
     "qwen2_5_vl_text": "Qwen2_5_VLLanguage",
     "qwen3_vl_text": "Qwen3VLLanguage",
+    "qwen3_5_text": "Qwen3_5Language",
     "gemma": "GemmaLanguage",
     "gemma2": "Gemma2Language",
     "gemma3_text": "Gemma3Language",

@@ -12,19 +12,13 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from transformers import GemmaForCausalLM
 from transformers.models.gemma import modeling_gemma
 
 from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.checkpoint import Checkpoint
-from ...graphs.hooks import replaced, rms_norm
+from ...graphs.hooks import centered_rms_forward, replaced
 from .llama import DYNAMIC, LlamaLanguage
-
-
-def _one_centered(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """GemmaRMSNorm's forward: its weight is what the scale differs from 1 by."""
-    return rms_norm(x, 1.0 + self.weight, float(self.eps))
 
 
 class GemmaLanguage(LlamaLanguage):
@@ -48,5 +42,5 @@ class GemmaLanguage(LlamaLanguage):
         """Llama's, and norms whose weight is centered at 0."""
         stack = ExitStack()
         stack.enter_context(super().hooks())
-        stack.enter_context(replaced(self.centered, "forward", _one_centered))
+        stack.enter_context(replaced(self.centered, "forward", centered_rms_forward))
         return stack  # type: ignore[return-value]

@@ -40,6 +40,8 @@ class LlamaLanguage(Language):
     norm: ClassVar[Any] = modeling_llama.LlamaRMSNorm
     """The class of its norms; None where they are of another kind."""
     angles: ClassVar[Any] = modeling_llama.LlamaRotaryEmbedding
+    partial_rotary: ClassVar[bool] = False
+    """Whether a part of a head may stay as it is."""
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         super().__init__(checkpoint, config, prefix, body)
@@ -51,7 +53,7 @@ class LlamaLanguage(Language):
                 raise UnsupportedModelError(
                     f"{whose}: rope_type {kind!r} is not supported, only {', '.join(known)}"
                 )
-            if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+            if not self.partial_rotary and rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
                 raise UnsupportedModelError(f"{whose}: partial_rotary_factor is not supported")
         self.max_positions = config.max_position_embeddings
         self.decoder = DecoderShape(

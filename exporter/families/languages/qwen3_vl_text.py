@@ -18,13 +18,22 @@ from ...graphs.hooks import replaced
 from .qwen2_5_vl_text import Qwen2_5_VLLanguage
 
 
-def _interleaved(self: Any, freq: torch.Tensor) -> torch.Tensor:
+def interleaved(self: Any, freq: torch.Tensor) -> torch.Tensor:
     # transformers writes strided slices over one another, for which a bundle has no operator.
     place = torch.arange(freq.shape[-1])
     time, down, across = freq.unbind(0)
     for axis, angles in ((1, down), (2, across)):
         time = torch.where((place % 3 == axis) & (place < 3 * self.mrope_section[axis]), angles, time)
     return torch.cat((time, time), -1)
+
+
+def check_interleaved(architecture: str, sections: Any) -> None:
+    """Three numbers: of the angles, every third belongs to an axis as far as its section goes, the rest to time.
+    UnsupportedModelError for others; without any transformers has a default."""
+    if sections is None:
+        return
+    if not isinstance(sections, list) or len(sections) != 3 or not all(type(n) is int for n in sections):
+        raise UnsupportedModelError(f"{architecture}: mrope_section {sections!r:.80} is not three numbers")
 
 
 class Qwen3VLLanguage(Qwen2_5_VLLanguage):
@@ -47,16 +56,11 @@ class Qwen3VLLanguage(Qwen2_5_VLLanguage):
         self.decoder = dataclasses.replace(self.decoder, deepstack_layers=added or None)
 
     def check_sections(self, sections: Any) -> None:
-        """Three numbers: of the angles, every third belongs to an axis as far as its section goes, the rest to time."""
-        if sections is None:
-            return  # transformers has a default
-        if not isinstance(sections, list) or len(sections) != 3 or not all(type(n) is int for n in sections):
-            raise UnsupportedModelError(
-                f"{self.kind.__name__}: mrope_section {sections!r:.80} is not three numbers"
-            )
+        """See `check_interleaved`."""
+        check_interleaved(self.kind.__name__, sections)
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
         """Llama's, and positions without strided writes."""
-        with super().hooks(), replaced(self.angles, "recomposition_frequencies", _interleaved):
+        with super().hooks(), replaced(self.angles, "recomposition_frequencies", interleaved):
             yield

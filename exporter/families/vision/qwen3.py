@@ -1,4 +1,4 @@
-"""The vision tower of Qwen3-VL (arXiv 2511.21631): attention over the whole picture, a square table of positions that is
+"""The vision tower of Qwen3-VL and Qwen3.5 (arXiv 2511.21631): attention over the whole picture, a square table of positions that is
 resampled to the picture; four patches become one embedding, after the last block and after some in the middle (DeepStack,
 arXiv 2406.04334).
 
@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 from torch.nn.functional import embedding
+from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 from ....runtime.common.errors import UnsupportedModelError
@@ -46,13 +47,13 @@ class Qwen3Vision(PackedVision):
     def __init__(self, checkpoint: Checkpoint, width: int) -> None:
         """`width` is that of the language model's hidden states."""
         vision, name = checkpoint.config.vision_config, checkpoint.architecture
-        taps = list(vision.deepstack_visual_indexes)
+        taps: list[int] = list(getattr(vision, "deepstack_visual_indexes", ()))
         if sorted(set(taps)) != taps or (taps and not 0 <= taps[0] <= taps[-1] < vision.depth):
             raise UnsupportedModelError(
                 f"{name}: deepstack_visual_indexes {taps!r:.80} are not rising numbers of blocks below {vision.depth}; "
                 "correct config.json"
             )
-        self.taps: list[int] = taps
+        self.taps = taps
         """Blocks after which embeddings for the language model's first layers are taken."""
         self.table_side = math.isqrt(vision.num_position_embeddings)
         if self.table_side**2 != vision.num_position_embeddings:
@@ -95,3 +96,14 @@ class Qwen3Vision(PackedVision):
     def read_embeds(self, output: Any) -> torch.Tensor:
         """See `Vision`."""
         return torch.cat([output.pooler_output, *output.deepstack_features], -1)
+
+
+class Qwen3_5Vision(Qwen3Vision):
+    """The same of a Qwen3_5ForConditionalGeneration, without DeepStack."""
+
+    modeling: ClassVar[Any] = modeling_qwen3_5
+    angles: ClassVar[Any] = modeling_qwen3_5.Qwen3_5VisionRotaryEmbedding
+
+    def read_embeds(self, output: Any) -> torch.Tensor:
+        """See `Vision`."""
+        return output.pooler_output

@@ -113,7 +113,7 @@ EXPORTED: Tables = {
 RUN: Tables = {
     "the exporter": _exported_families,
     "the contract table (tests/support/rig.py)": lambda: {
-        _family(tiny_bundles.BUNDLES[name].checkpoint) for name in rig.FAMILIES
+        _family(tiny_bundles.BUNDLES[name].checkpoint) for name in (*rig.FAMILIES, *tiny_bundles.HOST_ALONE)
     },
     "the second implementation (tests/support/engines/torch_reference.py)": lambda: {
         family for family, _ in torch_reference.FAMILIES

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import EncoderDecoderCache
+from transformers.models.qwen3_5 import modeling_qwen3_5
 from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.drafts.layer_skip_options import skipped_by
 from vlmexport.runtime.engines.base import Buffer, Engine, View
@@ -428,6 +429,68 @@ class Qwen3VLModel(LlavaModel):
         return {"hidden_out": hidden}
 
 
+class Qwen35Model(LlavaModel):
+    """Graphs of a `qwen3.5` bundle."""
+
+    def vision(self, io: Tensors) -> Tensors:
+        down, across = (io["patch_positions"].amax((0, 1)) + 1).tolist()
+        pixels = io["pixel_values"].flatten(0, 1)
+        seen = self.model.get_image_features(pixels, torch.tensor([[1, down, across]]))
+        return {"image_rows": seen.pooler_output[0]}
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        hidden = io["hidden"]
+        angles = self.body.rotary_emb(hidden, io["positions"]) if "positions" in io else None
+        for i in range(first, last):
+            layer = self.body.layers[i]
+            if f"recurrent_state.{i}" in io:
+                hidden = hidden + recurrent(layer.linear_attn, layer.input_layernorm(hidden), io, i)
+                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+                continue
+            hidden = layer(
+                hidden, attention_mask=_additive(io["attn_mask"]), position_embeddings=angles,
+                past_key_values=_Rows(io),
+            )  # fmt: skip
+        return {"hidden_out": hidden}
+
+
+def recurrent(net: Any, hidden: torch.Tensor, io: Tensors, layer: int) -> torch.Tensor:
+    """A `Qwen3_5GatedDeltaNet` on rows [B, W, E], each sequence for itself and row by row: pending rows again, then its own. States
+    are written where they lie."""
+    outputs, before = [], net.conv_kernel_size - 1
+    projected = torch.cat([net.in_proj_qkv(hidden), net.in_proj_b(hidden), net.in_proj_a(hidden)], -1)
+    for one, (pending, folded) in enumerate(zip(io["pending"].tolist(), io["folded"].tolist(), strict=True)):
+        recent, state = io[f"recent_rows.{layer}"][one], io[f"recurrent_state.{layer}"][one]
+        rows = torch.cat([recent[: before + pending], projected[one]])
+        heads = net.num_v_heads
+        mixed, b, a = rows.split([net.conv_dim, heads, heads], -1)
+        mixed = modeling_qwen3_5.causal_conv1d_fn(
+            mixed.T[None], net.conv1d.weight.squeeze(1), None, activation=net.activation
+        )[0].T
+        parts = mixed[before:].split([net.key_dim, net.key_dim, net.value_dim], -1)
+        sizes = (net.head_k_dim, net.head_k_dim, net.head_v_dim)
+        q, k, v = (part.reshape(1, len(part), -1, size) for part, size in zip(parts, sizes, strict=True))
+        g = -net.A_log.exp() * torch.nn.functional.softplus(a[before:] + net.dt_bias)
+        given, beta = (q, k, v, g[None]), b[before:].sigmoid()[None]
+
+        def step(ends: slice, begin: torch.Tensor, given: Any = given, beta: Any = beta) -> Any:
+            q, k, v, g = (each[:, ends] for each in given)
+            return modeling_qwen3_5.torch_recurrent_gated_delta_rule(
+                q, k, v, g, beta[:, ends], initial_state=begin, output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
+            )  # fmt: skip
+
+        kept, middle = step(slice(0, folded), state[None].clone())
+        rest, _ = step(slice(folded, None), middle)
+        outputs.append(torch.cat([kept, rest], 1)[0, pending:])
+        state.copy_(middle[0])
+        moved = rows[folded : folded + len(recent)]
+        recent[: len(moved)] = moved
+    gate = net.in_proj_z(hidden).reshape(-1, net.head_v_dim)
+    normed = net.norm(torch.stack(outputs).reshape(-1, net.head_v_dim), gate)
+    return net.out_proj(normed.reshape(*hidden.shape[:2], -1))
+
+
 class Gemma3TextModel(LlamaModel):
     """Graphs of a `llama` bundle with Gemma 3."""
 
@@ -585,6 +648,7 @@ FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("qwen2-vl", "qwen2_vl_text"): WholeQwenVLModel,
     ("qwen2.5-vl", "qwen2_5_vl_text"): QwenVLModel,
     ("qwen3-vl", "qwen3_vl_text"): Qwen3VLModel,
+    ("qwen3.5", "qwen3_5_text"): Qwen35Model,
     ("smolvlm", "llama"): SmolVLMModel,
     ("blip2", "t5"): Blip2T5Model,
     ("blip2", "opt"): Blip2OptModel,

@@ -46,6 +46,7 @@ MEMORY = {WHOLE: 1 << 40, BY_LAYER: 0}
         "llava-next",
         "qwen2.5-vl",
         "qwen3-vl",
+        "qwen3.5",
         "gemma3",
         "paligemma2",
         "internvl",
@@ -112,6 +113,20 @@ CONFIGURATIONS = {
     "qwen3-vl": [
         {"deep": (0, 1, 2), "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
         {"deep": (), "tied": True},
+    ],
+    "qwen3.5": [
+        {
+            "layer_types": ("full_attention", "linear_attention"),
+            "tied": True,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        },
+        {
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 2,
+            "sections": (1, 2, 1),
+        },
     ],
     "llava-next": [
         {

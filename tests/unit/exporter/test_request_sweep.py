@@ -231,6 +231,21 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
             "attention_bias": True,
         },
     ],
+    "qwen3.5": [
+        {},
+        {
+            "layer_types": ("linear_attention",) * 3 + ("full_attention",),
+            "tied": True,
+            "linear_num_key_heads": 1,
+        },
+        {
+            "layer_types": ("full_attention", "linear_attention"),
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+        },
+        {"linear_conv_kernel_dim": 6, "linear_key_head_dim": 24, "linear_value_head_dim": 8, "head_dim": 64},
+        {"vision_layers": 3, "table_side": 7, "linear_num_value_heads": 2, "sections": (1, 1, 2)},
+    ],
     "qwen2.5-vl": [
         {},
         {"num_attention_heads": 6, "num_key_value_heads": 2, "tied": True, "sections": (2, 4, 2)},
