@@ -18,7 +18,6 @@ from ...exporter.families.common.base import Family
 from ...exporter.families.common.parts import DecoderShape, ReferencePrompt
 from ...exporter.families.common.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
-from ...exporter.pipeline.generation import describe_generation
 from ...exporter.pipeline.text import end_tokens
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.images.video import Video
@@ -26,6 +25,7 @@ from ..data.layout import prompt_of
 from ..data.reading.records import Record
 from .changing import ChangingDecoder
 from .devices import find_device
+from .generation_groups import generated_together
 from .image_places import pictures_of, placeholder_tokens
 from .teacher_forcing import Rows, Texts, hidden_states_kept
 from .text_positions import positions_of
@@ -152,7 +152,7 @@ class Target:
         `LogitsProcessorList`) for the records of these indices; what they leave is chosen from greedily."""
         prompts = [self.prompt(r) for r in records]
         answers: dict[int, tuple[int, ...]] = {}
-        for group in self._groups(prompts):
+        for group in generated_together(self.checkpoint, prompts):
             inputs = self.moved(collate(self.family, [prompts[i] for i in group], left=True))
             output = self.model.generate(
                 **inputs,
@@ -272,16 +272,6 @@ class Target:
             return self.family.reference_prompt(image, prompt_of(record, image, template, vision))
         except InputError as error:
             raise InputError(f"record {record.key}: {error}") from error
-
-    def _groups(self, prompts: Sequence[ReferencePrompt]) -> list[list[int]]:
-        """Requests that one `generate` takes together: a decoder of its own must start with equally many tokens, and
-        a model that counts tokens (a repetition penalty, say) must not count those that fill short prompts."""
-        counts_tokens = set(describe_generation(self.checkpoint)) != {"ignored"}
-        alike = counts_tokens or any(prompt.decoder_ids is not None for prompt in prompts)
-        groups: dict[int, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            groups.setdefault(len(decoder_prefix(prompt)) if alike else 0, []).append(index)
-        return list(groups.values())
 
     def moved(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Inputs of the model, where it is."""
