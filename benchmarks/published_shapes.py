@@ -199,6 +199,25 @@ def internvl3(layers: int, hidden: int, inner: int, heads: int, kv_heads: int) -
     return internvl("qwen2", text | {"layer_types": ["full_attention"] * layers}, 151674)
 
 
+def lfm2_vl(hidden: int, inner: int, heads: int, tower: dict[str, Any]) -> dict[str, Any]:
+    """SigLIP 2 over an LFM2 of 16 layers, 6 of them with attention."""
+    attending = (2, 5, 8, 10, 12, 14)
+    text = {
+        "vocab_size": 65536, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 16,
+        "num_attention_heads": heads, "num_key_value_heads": 8, "max_position_embeddings": 128000,
+        "block_multiple_of": 256, "conv_L_cache": 3,
+        "layer_types": ["full_attention" if layer in attending else "conv" for layer in range(16)],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }  # fmt: skip
+    settings = {
+        "encoder_patch_size": 16, "tile_size": 512, "max_tiles": 10, "min_image_tokens": 64, "max_image_tokens": 256,
+    }  # fmt: skip
+    return {
+        "tiny": "lfm2-vl", "text": text, "vision": tower | {"patch_size": 16, "num_patches": 256},
+        "top": {"projector_hidden_size": 2560}, "files": {"preprocessor_config.json": settings},
+    }  # fmt: skip
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "gemma3-4b": {
         "tiny": "gemma3",
@@ -244,6 +263,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "internvl3.5-2b": internvl("qwen3", qwen3(28, 2048, 6144, 16), 151936),
     "internvl3.5-4b": internvl("qwen3", qwen3(36, 2560, 9728, 32), 151936),
     "internvl3.5-8b": internvl("qwen3", qwen3(36, 4096, 12288, 32), 151936),
+    "lfm2-vl-450m": lfm2_vl(
+        1024, 6656, 16, {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    ),
+    "lfm2-vl-1.6b": lfm2_vl(
+        2048, 12288, 32, {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26, "num_attention_heads": 16}
+    ),
     "qwen2.5-vl-3b": {
         "tiny": "qwen2.5-vl",
         "options": {"tied": True},
@@ -331,6 +356,8 @@ SOURCES = {
     "qwen3": "https://github.com/Joinn99/GR/blob/e6d4479e91695f63053ea575b6ce9bd8e98b1d25/config/modified_qwen3.py; "
     "tests/integration/published/checkpoints/Qwen--Qwen3-8B",
     "qwen2-vl": "tests/integration/published/checkpoints/Qwen--Qwen2-VL-2B-Instruct, Qwen--Qwen2-VL-7B-Instruct",
+    "lfm2-vl": "https://github.com/varun00391/local-finetuned-model (config.json of the first release of the 450M); the sizes of "
+    "the 1.6B from memory",
     "qwen3-vl": "tests/integration/published/checkpoints/Qwen--Qwen3-VL-4B-Instruct; the sizes of the 2B and 8B from memory",
     "smolvlm": "the folders of their names in tests/integration/published/checkpoints",
     "smollm2": "https://github.com/satyasundar/erav3-s13/blob/main/README.md, "

@@ -21,6 +21,7 @@ CONVERTED = {
 OWN_CODE = "its class comes as code with the checkpoint, and such code is never run"
 ACTIONS = "it makes actions by flow matching, no tokens: there is nothing to draft"
 REFUSED = {
+    "lfm2-vl": f"the first release of LFM2-VL: {OWN_CODE}; take the files of its current one, whose model_type is lfm2_vl",
     "moondream1": f"Moondream: {OWN_CODE}",
     "moondream3": f"Moondream: {OWN_CODE}",
     "openvla": f"OpenVLA: {OWN_CODE}",

@@ -11,9 +11,11 @@ from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
+from vlmexport.runtime.decoder.kv_cache import key_value
 from vlmexport.runtime.drafts.eagle.layer_role import LayerOptions
 from vlmexport.runtime.engines.kv_append import NEW_MASKS
 from vlmexport.runtime.graphs.registry import draft_kinds
+from vlmexport.runtime.graphs.values import CONV_SLOTS, attention_masks, layer_caches
 
 from tests.support.rig import FAMILIES
 from tests.support.tiny_bundles import TinyBundle
@@ -51,21 +53,27 @@ def test_every_graph_gets_a_portable_plan(
         shapes = {binding["name"]: binding["shape"] for binding in plan["bindings"]}
         dtypes = {binding["name"]: binding["dtype"] for binding in plan["bindings"]}
         info = manifest.graphs[plan["graph"]]
-        assert plan["fused_attention"] is (False if info.role in ATTENDING else None)
+        attends = info.role in ATTENDING
+        if info.role == "segment":
+            attends = bool(attention_masks(decoder, range(*info.layers)))
+        assert plan["fused_attention"] is (False if attends else None)
         if info.role not in ("segment", "commit", *DRAFT_LAYERS):
             continue
-        assert "write_indices" not in shapes
+        assert ("write_indices" in shapes) == (
+            CONV_SLOTS in shapes
+        )  # a convolution's rows are old or new by it
         own = manifest.draft(info.role).options.own_cache if info.role in DRAFT_LAYERS else None
-        heads, size = (own or decoder).num_kv_heads, (own or decoder).head_dim
         for layer in range(*(info.layers or (0, (own or decoder).num_layers))):
-            for kind in ("key", "value"):
+            layers = key_value(own.num_kv_heads, own.head_dim) if own else layer_caches(decoder, layer)
+            for name, (heads, size) in layers.items():
+                kind = name.removesuffix("_cache")
                 assert shapes[f"{kind}_cache.{layer}"] == ["batch", heads, rows, size]
                 assert shapes[f"new_{kind}.{layer}"] == ["batch", heads, "width", size]
                 assert dtypes[f"new_{kind}.{layer}"] == dtypes[f"{kind}_cache.{layer}"] == plan["precision"]
         if info.role != "commit":
             masks = 1 if own else decoder.mask_heads
             read = {whole: new for whole, new in NEW_MASKS.items() if whole in shapes}
-            assert read, "some mask is read"
+            assert read or CONV_SLOTS in shapes, "some mask is read"
             for whole, new in read.items():
                 assert shapes[whole] == ["batch", masks, "width", rows]
                 assert shapes[new] == ["batch", masks, "width", "width"]

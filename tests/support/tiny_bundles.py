@@ -177,6 +177,9 @@ BUNDLES = {
         head="shared",
         taps=(1, 1, 1),
     ),
+    "lfm2-vl-two-cuts": Recipe(
+        "lfm2-vl", (1, 2), {**FUSED, "num_hidden_layers": 3, "seed": 31}, taps=(1, 1, 2)
+    ),
     "lfm2-two-cuts": Recipe("lfm2", (1, 2), {**FUSED, "num_hidden_layers": 4, "seed": 20}, taps=(1, 1, 2)),
     # Windows of 8, which the rows of a picture do not fit: they see each other.
     "gemma3": Recipe("gemma3", changes=FUSED, head="shared", taps=(1, 1, 1)),

@@ -29,7 +29,7 @@ from .naflex_settings import naflex_image, naflex_of
 
 TOWER, PROJECTOR = "model.vision_tower.", "model.multi_modal_projector."
 RANDOM_UNITS = ((2, 3), (3, 2), (1, 5), (4, 1), (2, 2), (5, 2))
-"""(rows, columns) of units of random pictures."""
+"""(rows, columns) of units of random pictures, those that a tower reads at once."""
 
 
 def _embedded(
@@ -116,8 +116,10 @@ class Siglip2Vision(Vision):
 
     def random(self, generator: torch.Generator, variant: int = 0) -> tuple[dict[str, torch.Tensor], int]:
         """See `Vision`; one or two crops of different sizes, padded as the model's own processor pads them."""
-        naflex, number = self.naflex, variant % len(RANDOM_UNITS)
-        sizes = [RANDOM_UNITS[number], RANDOM_UNITS[-1 - number]][: 1 + variant % 2]
+        naflex, most = self.naflex, self.naflex.largest_run
+        known = [size for size in RANDOM_UNITS if size[0] * size[1] <= most] or [(1, 1)]
+        number = variant % len(known)
+        sizes = [known[number], known[-1 - number]][: 1 + variant % 2]
         most, values = max(down * across for down, across in sizes) * naflex.patches, 3 * naflex.patch_size**2
         pixels = torch.zeros(len(sizes), most, values)
         mask = torch.zeros(len(sizes), most, dtype=torch.int32)

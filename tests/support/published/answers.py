@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.models.smolvlm import processing_smolvlm
 
+from tests.support import lfm2_processor
 from tests.support.internvl_processor import processor_of
 from tests.support.published.folders import floats_of
 
@@ -109,6 +110,8 @@ def _processor(folder: Path, config: Any, tokenizer: Any) -> Any:
         return kind(images, tokenizer, None, chat_template=template or tokenizer.chat_template)
     if config.model_type == "internvl":
         return processor_of(folder)
+    if config.model_type == "lfm2_vl":
+        return lfm2_processor.processor_of(folder)
     if config.model_type == "smolvlm":
         described = SmolVLMProcessor.get_processor_dict(folder)[0]
         images = AutoImageProcessor.from_pretrained(folder, **options)

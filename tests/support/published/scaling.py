@@ -26,6 +26,8 @@ LANGUAGES: dict[str, dict[str, Any]] = {
     # The sixth layer sees everything.
     "gemma3_text": LLAMA | {"num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 32},
     **dict.fromkeys(("gemma", "gemma2"), LLAMA | {"num_key_value_heads": 1, "head_dim": 32}),
+    # The third layer attends.
+    "lfm2": LLAMA | {"block_ff_dim": 192, "block_multiple_of": 16, "num_hidden_layers": 3, "num_key_value_heads": 1},
     "gpt2": {"n_embd": 96, "n_layer": 2, "n_head": 3},
     "t5": {"d_model": 96, "d_kv": 64, "d_ff": 128, "num_heads": 3, "num_layers": 2, "num_decoder_layers": 2},
 }  # fmt: skip
@@ -37,6 +39,9 @@ TOWERS: dict[str, dict[str, Any]] = {
     "siglip_vision_model": {
         "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 3, "image_size": 56,
         "patch_size": 14,
+    },
+    "siglip2_vision_model": {
+        "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 3,
     },
     # ViT and GPT-2 are equally wide, or there would be a projection between them.
     "vit": {
@@ -73,6 +78,8 @@ TOWERS: dict[str, dict[str, Any]] = {
 TOWERS["intern_vit_6b"] = TOWERS["internvl_vision"]
 TOWERS |= dict.fromkeys(("idefics3", "idefics3_vision"), TOWERS["smolvlm_vision"])
 TOWERS |= {f"{kind}_vision": TOWERS[kind] for kind in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")}
+TILES = {"tile_size": 64, "max_tiles": 4, "min_image_tokens": 2, "max_image_tokens": 6}
+"""Settings of a processor of pictures of any size that are cut into tiles where they are large."""
 NOT_TEXT = ("vision_config", "qformer_config", "encoder")
 """Parts whose ids, if they name any, are of no vocabulary of text."""
 _IDS = re.compile(r"(_token_(id|index|ids)|suppress_tokens)$")
@@ -111,7 +118,7 @@ def scaled(config: dict[str, Any], size: int, small_size: int, ids: Callable[[in
     if text.get("head_dim") is not None:
         text["head_dim"] = 32
     if "layer_types" in text:
-        text["layer_types"] = text["layer_types"][:2]
+        text["layer_types"] = text["layer_types"][: LANGUAGES[kind]["num_hidden_layers"]]
     for place in ("rope_scaling", "rope_parameters"):
         if "mrope_section" in (text.get(place) or {}):
             text[place]["mrope_section"] = [4, 6, 6]
@@ -170,6 +177,8 @@ def scaled_processor(settings: dict[str, Any], large: int, small: int) -> dict[s
             found[name] = scaled_processor(value, large, small)
         elif name in ("size", "crop_size", "max_image_size", "image_grid_pinpoints"):
             found[name] = _pictures(value, large, small)
+        elif name in TILES:
+            found[name] = TILES[name]
         elif name in ("num_query_tokens", "image_seq_length") and value is not None:
             found[name] = 4
     return found

@@ -3,10 +3,8 @@ not here, and torch's antialiased interpolation."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers.image_processing_backends import TorchvisionBackend
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.registry import family_for
@@ -27,6 +24,7 @@ from vlmexport.runtime.images.naflex import Naflex, antialiased_weights, tower_i
 from vlmexport.runtime.images.processors.naflex import crops, patches_of, settings_of
 from vlmexport.runtime.images.synthetic import synthetic_image
 
+from tests.support.lfm2_processor import processed
 from tests.support.tiny_lfm2 import PROCESSOR
 
 PUBLISHED = {
@@ -44,54 +42,13 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def reference() -> Iterator[Any]:
-    """transformers' image processor, whose sizes, tiles, patches and padding are its own."""
-    patch = pytest.MonkeyPatch()
-    functional = types.ModuleType("torchvision.transforms.v2.functional")
-    parts = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.transforms")}
-    v2: Any = types.ModuleType("torchvision.transforms.v2")
-    v2.functional = functional
-    for module in (*parts.values(), v2, functional):
-        patch.setitem(sys.modules, module.__name__, module)
-    name = "transformers.models.lfm2_vl.image_processing_lfm2_vl"
-    made = importlib.import_module(name)
-
-    def resize(self: Any, image: torch.Tensor, size: Any, resample: Any = None, **_: Any) -> torch.Tensor:
-        pictures = [Image.fromarray(each.permute(1, 2, 0).numpy()) for each in image]
-        sized = [np.array(each.resize((size.width, size.height), resample)) for each in pictures]
-        return torch.from_numpy(np.stack(sized)).permute(0, 3, 1, 2)
-
-    def normalize(self: Any, image: torch.Tensor, mean: Any, std: Any, **_: Any) -> torch.Tensor:
-        return (image - mean[:, None, None]) / std[:, None, None]
-
-    patch.setattr(TorchvisionBackend, "resize", resize)
-    patch.setattr(TorchvisionBackend, "normalize", normalize)
-    yield object.__new__(made.Lfm2VlImageProcessor)
-    patch.undo()
-    sys.modules.pop(name, None)
-
-
-def processed(reference: Any, picture: np.ndarray, settings: dict[str, Any]) -> dict[str, Any]:
-    known = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in settings.items()
-        if name not in ("image_processor_type", "resample")
-    }
-    return reference._preprocess(
-        [torch.from_numpy(picture).permute(2, 0, 1)], do_resize=True, resample=Image.Resampling.BILINEAR,
-        do_rescale=True, do_normalize=True, do_pad=True, return_row_col_info=True, return_tensors="pt",
-        disable_grouping=None, **known,
-    )  # fmt: skip
-
-
 def info(settings: dict[str, Any]) -> tuple[ImageInfo, Naflex]:
     """As the manifest has the settings, and what the runtime reads there."""
     made = ImageInfo.parse(naflex_image(settings) | described(naflex_of(settings), 3), "image")
     return made, settings_of(made)
 
 
-def differences(reference: Any, settings: dict[str, Any], sizes: list[tuple[int, int]]) -> list[object]:
+def differences(settings: dict[str, Any], sizes: list[tuple[int, int]]) -> list[object]:
     """Sizes whose crops, or whose text, are other than transformers'."""
     image, naflex = info(settings)
     marks = Marks("<image>", "<start>", "<end>", "<thumb>")
@@ -101,7 +58,7 @@ def differences(reference: Any, settings: dict[str, Any], sizes: list[tuple[int,
     wrong: list[object] = []
     for height, width in sizes:
         picture = np.ascontiguousarray(synthetic_image(height, width))
-        expected = processed(reference, picture, settings)
+        expected = processed([picture], settings)
         made = list(crops(Image.fromarray(picture), image, naflex))
         same = len(made) == len(expected["pixel_values"])
         for crop, values, mask, shape in zip(
@@ -159,10 +116,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pictures_are_cut_as_transformers_cuts_them(reference: Any, name: str) -> None:
+def test_pictures_are_cut_as_transformers_cuts_them(name: str) -> None:
     """Bit for bit, and with its text."""
     assert len(CASES[name]) >= 5
-    assert differences(reference, SETTINGS[name], CASES[name]) == []
+    assert differences(SETTINGS[name], CASES[name]) == []
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -178,9 +135,9 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_errors_of_sizes_are_found(reference: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_errors_of_sizes_are_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     MUTANTS[name](monkeypatch)
-    assert any(differences(reference, SETTINGS[case], CASES[case][-30:]) for case in ("tiny", "many tiles"))
+    assert any(differences(SETTINGS[case], CASES[case][-30:]) for case in ("tiny", "many tiles"))
 
 
 def test_the_exporters_reference_is_transformers(
@@ -189,7 +146,7 @@ def test_the_exporters_reference_is_transformers(
     family: Any = family_for(open_checkpoint(str(tiny_checkpoint("lfm2-vl"))))
     for height, width in CASES["tiny"][:25]:
         picture = np.ascontiguousarray(synthetic_image(height, width))
-        expected = processed(reference, picture, PROCESSOR)
+        expected = processed([picture], PROCESSOR)
         made = family.reference_prompt(Image.fromarray(picture), "see").vision
         for name, values in made.items():
             assert torch.equal(values, expected[name].to(values.dtype)), (name, height, width)
