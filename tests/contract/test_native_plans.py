@@ -15,6 +15,7 @@ from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
+from vlmexport.runtime.graphs.values import caches
 
 from tests.support import tiny_models
 from tests.support.pairs import fast
@@ -132,4 +133,4 @@ def planned_in_full(bundle: Bundle, target: str, precision: str) -> None:
             if binding["name"].startswith("updated_"):
                 assert binding["alias_of"] == binding["name"].removeprefix("updated_")
         updates += entry["layers"].get("KV_CACHE_UPDATE", 0) if info.role == "segment" else 0
-    assert updates == 2 * manifest.decoder.num_layers
+    assert updates == len(caches(manifest, range(manifest.decoder.num_layers)))

@@ -140,9 +140,7 @@ def test_errors_of_sizes_are_found(monkeypatch: pytest.MonkeyPatch, name: str) -
     assert any(differences(SETTINGS[case], CASES[case][-30:]) for case in ("tiny", "many tiles"))
 
 
-def test_the_exporters_reference_is_transformers(
-    reference: Any, tiny_checkpoint: Callable[..., Path]
-) -> None:
+def test_the_exporters_reference_is_transformers(tiny_checkpoint: Callable[..., Path]) -> None:
     family: Any = family_for(open_checkpoint(str(tiny_checkpoint("lfm2-vl"))))
     for height, width in CASES["tiny"][:25]:
         picture = np.ascontiguousarray(synthetic_image(height, width))
