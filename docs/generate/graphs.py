@@ -53,6 +53,7 @@ DRAFTS = (
     ("medusa", MedusaOptions(heads=131, ranks=137)),
     ("eagle", PlacedLayerOptions(cache=CACHE, ranks=137)),
     ("eagle3", PlacedLayerOptions(cache=CACHE, ranks=137)),
+    ("mtp", PlacedLayerOptions(cache=CACHE, ranks=137)),
     ("vispec", LayerOptions(cache=CACHE, ranks=137)),
     ("adaptor", VispecOptions(queries=139)),
 )
@@ -80,7 +81,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 )
 """How decoders differ."""
 
-BASES = {"eagle3": "eagle", "vispec": "eagle", "repeats": "penalties", "skipped": "segment"}
+BASES = {"eagle3": "eagle", "mtp": "eagle", "vispec": "eagle", "repeats": "penalties", "skipped": "segment"}
 """Graph → the one that it is said to be as."""
 
 SECTIONS = {
@@ -94,6 +95,7 @@ NOTES = {
     "cross_kv encoder_states": "of the text encoder; without one, image rows",
     "skipped": "over all layers; the caches, and with cross-attention `cross_key.i` and `cross_value.i`, are those of layers "
     "whose attention is not left out; `hidden_out` enters `head`",
+    "mtp": "the layer and its norms are those of the model's checkpoint",
     "eagle3": "rows of the target have passed `fusion`",
     "vispec": "with one axis of positions, and three more",
     "repeats": "and one more; `logits` are also those after n-grams and words that must not come",

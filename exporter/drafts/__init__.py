@@ -20,6 +20,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "eagle": ("eagle.eagle", "EagleKind"),
     "eagle3": ("eagle.eagle3", "Eagle3Kind"),
     "vispec": ("eagle.vispec", "VispecKind"),
+    "mtp": ("eagle.mtp", "MtpKind"),
     "draft-and-verify": ("layer_skip", "DraftAndVerifyKind"),
     "early-exit": ("early_exit", "EarlyExitKind"),
     "prompt-lookup": ("prompt_lookup", "PromptLookupKind"),

@@ -165,6 +165,8 @@ def _wanted(
     if value not in KINDS:
         return open_draft(Path(value))
     kind = draft_kind(value)
+    if kind.native:
+        return kind.of_model(model)
     place = layer if kind.has_layer else None
     if not kind.trained:
         return kind.at(place)

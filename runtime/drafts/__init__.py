@@ -24,6 +24,7 @@ KINDS = {
     "imitation": "imitation.imitation_kind",
     "medusa": "medusa.medusa_kind",
     "memory": "memory.memory_kind",
+    "mtp": "eagle.mtp_kind",
     "prompt-lookup": "prompt_lookup.prompt_lookup_kind",
     "vispec": "eagle.vispec_kind",
 }

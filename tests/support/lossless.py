@@ -31,7 +31,7 @@ from tests.support import grammars
 from tests.support.oracle import NEVER, Request
 from tests.support.remembering import Remembering, edited, remembered, wrong_token
 from tests.support.rig import Rig
-from tests.support.tiny_bundles import ATTENDING, BUNDLES
+from tests.support.tiny_bundles import ATTENDING, BUNDLES, WITH_MTP
 from tests.support.toy_heads import without_tree
 
 LENGTHS = (1, 2, 3, 5, 8, 16)
@@ -206,6 +206,8 @@ def fits(family: str, draft: str) -> bool:
     """Whether the bundle `family` has such a draft: ViSpec sees pictures among the rows of a decoder."""
     if draft in SCRIPTED_TREES and BUNDLES[family].weights is not None:
         return False
+    if draft == "mtp":
+        return BUNDLES[family].checkpoint in WITH_MTP
     if "attending" in draft:
         return ATTENDING in BUNDLES[family].draft_layers
     if draft.startswith("eagle3"):
@@ -249,6 +251,7 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "eagle3-tree": _growing("eagle3"),
     "vispec": _bundled("vispec"),
     "vispec-tree": _growing("vispec"),
+    "mtp": _bundled("mtp"),
     "prompt-lookup": _bundled("prompt-lookup"),
     "prompt-lookup+eagle": _combined("eagle"),
     "prompt-lookup+medusa": _combined("medusa"),
@@ -287,6 +290,7 @@ SHARED = (
     "vispec-tree",
     "vispec-wrong",
     "always-wrong",
+    "mtp",
     "prompt-lookup",
     "prompt-lookup+eagle",
     "prompt-lookup+medusa",

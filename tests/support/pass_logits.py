@@ -55,6 +55,8 @@ class PassLogits:
         steps = [self._full(TokenTree.chain([token])) for token in path[:STEPS]]
         found["one token"] = _far(np.concatenate(steps), want[1 : 1 + STEPS])
         found["wide"] = _far(self._full(TokenTree.chain(path[STEPS:])), want[1 + STEPS :])
+        if not self.decoder.exact_trees:
+            return found
         tree = self._full(TokenTree(nodes, list(PARENTS)))
         behind = [self._forward(inputs, [*path, *(nodes[n] for n in leaf)])[-len(leaf) :] for leaf in LEAVES]
         pairs = [_far(tree[list(leaf)], each) for leaf, each in zip(LEAVES, behind, strict=True)]

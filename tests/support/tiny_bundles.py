@@ -29,7 +29,7 @@ from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 
-from tests.support import kept_traces, tiny_models
+from tests.support import kept_traces, tiny_models, tiny_qwen3_5
 
 kept_traces.install()
 
@@ -254,6 +254,9 @@ BUNDLES |= {
 HOST_ALONE = ("qwen3.5",)
 """Families whose decoder keeps states: engines in host memory run them, and chains alone are verified. One bundle of float32 for
 each."""
+
+WITH_MTP = ("qwen3.5",)
+"""Checkpoints whose own head drafts."""
 
 IN_FLOAT16 = (
     "blip2-opt",
@@ -514,6 +517,9 @@ def build(name: str, folder: Path) -> TinyBundle:
     drafts.append(str(untrained_heads(checkpoint, folder / "medusa", recipe.head)))
     axes = {kind: MROPE[recipe.checkpoint] if kind in recipe.placed else {} for kind in ("eagle", "eagle3")}
     drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head, **axes["eagle"])))
+    if recipe.checkpoint in WITH_MTP:
+        tiny_qwen3_5.add_mtp(checkpoint)
+        drafts.append("mtp")
     if name.removesuffix("-two-cuts") not in HOST_ALONE:
         drafts.append(str(without_sublayers(checkpoint, folder / "draft-and-verify")))
     if recipe.sees:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from tests.support import tiny_models, tiny_qwen_vl
@@ -55,3 +57,38 @@ def fill(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> Non
         net.dt_bias.data.normal_(0.0, 0.5, generator=generator)
         net.norm.weight.data.normal_(1.0, 0.1, generator=generator)
         net.out_proj.weight.data.mul_(2.0)
+
+
+def add_mtp(folder: Path, seed: int = 16) -> Path:
+    """Gives the checkpoint in `folder` a head for multi-token prediction with random weights, as its authors' hold one."""
+    config: Any = Qwen3_5Config.from_pretrained(folder).text_config
+    width, size, heads, inner = (
+        config.hidden_size,
+        config.head_dim,
+        config.num_attention_heads,
+        config.intermediate_size,
+    )
+    keys, layer = config.num_key_value_heads * size, "mtp.layers.0."
+    shapes = {
+        "mtp.fc.weight": (width, 2 * width),
+        f"{layer}self_attn.q_proj.weight": (2 * heads * size, width),
+        f"{layer}self_attn.k_proj.weight": (keys, width),
+        f"{layer}self_attn.v_proj.weight": (keys, width),
+        f"{layer}self_attn.o_proj.weight": (width, heads * size),
+        f"{layer}mlp.gate_proj.weight": (inner, width),
+        f"{layer}mlp.up_proj.weight": (inner, width),
+        f"{layer}mlp.down_proj.weight": (width, inner),
+    }
+    norms = {
+        **dict.fromkeys(("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"), width),
+        **dict.fromkeys((f"{layer}input_layernorm", f"{layer}post_attention_layernorm"), width),
+        **dict.fromkeys((f"{layer}self_attn.q_norm", f"{layer}self_attn.k_norm"), size),
+    }
+    generator = torch.Generator().manual_seed(seed)
+    tensors = load_file(folder / "model.safetensors")
+    for name, shape in shapes.items():
+        tensors[name] = torch.randn(shape, generator=generator) * 1.5 / shape[1] ** 0.5
+    for name, count in norms.items():
+        tensors[f"{name}.weight"] = torch.randn(count, generator=generator) * 0.2
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder

@@ -152,6 +152,8 @@ class DraftKind(ABC):
     """Whether its drafts are trained, and therefore folders."""
     searched: ClassVar[bool] = False
     """Whether a search makes those folders, out of what the target has, in place of training."""
+    native: ClassVar[bool] = False
+    """Whether they come with the target's own checkpoint, in place of training."""
     has_layer: ClassVar[bool]
     """Whether its drafts branch off the decoder after a layer, which is a cut of the bundle."""
     forms: ClassVar[tuple[str, ...]] = ()
@@ -170,6 +172,10 @@ class DraftKind(ABC):
     def skipping(self, skip: Sublayers) -> Draft:
         """The draft that leaves out these sublayers of the target. OptionError for a kind that leaves out none."""
         raise OptionError(f"--skip-attention and --skip-mlp are not for {self.name}; leave them out")
+
+    def of_model(self, model: str) -> Draft:
+        """Of a `native` kind, the draft that the checkpoint `model` holds. OptionError where it holds none."""
+        raise OptionError(f"{self.name} comes with no checkpoint; train it")
 
     def left_out(self, draft: DraftInfo) -> Sublayers | None:
         """What a draft of a manifest leaves out of the target, for a kind of which the manifest says all; else None."""

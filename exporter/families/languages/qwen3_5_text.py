@@ -78,10 +78,9 @@ class Qwen3_5Language(Qwen2_5_VLLanguage):
         modeling = self.modeling
         with (
             super().hooks(),
-            replaced(modeling.Qwen3_5RMSNorm, "forward", centered_rms_forward),
+            attention_hooks(),
             replaced(modeling.Qwen3_5RMSNormGated, "forward", gated_norm),
             replaced(modeling.Qwen3_5GatedDeltaNet, "forward", gated_delta_net),
-            replaced(modeling, "apply_rotary_pos_emb", _turned),
             replaced(self.angles, "recomposition_frequencies", interleaved),
         ):
             yield
@@ -93,6 +92,16 @@ class Qwen3_5Language(Qwen2_5_VLLanguage):
         cache = StateCache(*(given[name] for name in ("recent_rows", "recurrent_state", "pending", "folded")))
         out = module(given["hidden"], position_embeddings=None, past_key_values=cache)
         return out, cache.recent, cache.state
+
+
+@contextlib.contextmanager
+def attention_hooks() -> Iterator[None]:
+    """Norms whose weight is centered at 0, and angles that turn a part of a head: those of layers with attention."""
+    with (
+        replaced(modeling_qwen3_5.Qwen3_5RMSNorm, "forward", centered_rms_forward),
+        replaced(modeling_qwen3_5, "apply_rotary_pos_emb", _turned),
+    ):
+        yield
 
 
 def _turned(

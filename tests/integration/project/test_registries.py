@@ -80,7 +80,9 @@ def _families_of_several_pictures() -> list[str]:
 
 
 def _trained_kinds() -> list[str]:
-    return [kind.name for kind in drafts.draft_kinds() if kind.trained and not kind.searched]
+    return [
+        kind.name for kind in drafts.draft_kinds() if kind.trained and not kind.searched and not kind.native
+    ]
 
 
 def _searched_kinds() -> list[str]:
