@@ -69,11 +69,13 @@ def paligemma(
         hidden_size=48, intermediate_size=64, num_hidden_layers=vision_layers, num_attention_heads=3,
         image_size=image_side, patch_size=patch_size, vision_use_head=False,
     )  # fmt: skip
+    tokens: dict[str, Any] = {
+        name: getattr(text, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     config = PaliGemmaConfig(
         text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=text.hidden_size,
         hidden_size=text.hidden_size, vocab_size=text.vocab_size, tie_word_embeddings=tied,
-        image_token_index=token_id(tokenizer, "<image>"), bos_token_id=text.bos_token_id,
-        eos_token_id=text.eos_token_id, pad_token_id=text.pad_token_id,
+        image_token_index=token_id(tokenizer, "<image>"), **tokens,
     )  # fmt: skip
     model = PaliGemmaForConditionalGeneration(config).eval()
     silent = tuple(token_id(tokenizer, name) for name in ("<|im_start|>", "<|im_end|>", "<pad>", "<image>"))
@@ -81,7 +83,7 @@ def paligemma(
     return model, tokenizer
 
 
-def save_processor(model: PaliGemmaForConditionalGeneration, tokenizer: Any, folder: Path) -> None:
+def save_processor(model: Any, tokenizer: Any, folder: Path) -> None:
     """Writes the processor beside the model."""
     side, patch = model.config.vision_config.image_size, model.config.vision_config.patch_size
     images = SiglipImageProcessorPil(
