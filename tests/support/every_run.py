@@ -102,7 +102,7 @@ KEPT: dict[str, int | str] = {
 """File below tests/, with or without `::test` → how many of the cases every run has, evenly spread, or a pattern of their ids."""
 
 
-ALIKE = ("internvl", "llava-next", "qwen2-vl", "smolvlm", "t5-text")
+ALIKE = ("internvl", "lfm2-vl", "llava-next", "qwen2-vl", "smolvlm", "t5-text")
 """Families whose decoder is another's, behind a tower of their own or none."""
 
 WITH_ALIKE = (
