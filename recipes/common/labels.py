@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from vlmexport.calibration.data.scenes.render import box_of, drawing_order
 from vlmexport.calibration.data.scenes.scene import LANE_COUNT, MOST_OBJECTS, Scene, sample_scene
@@ -35,6 +36,7 @@ SLOT_CLASSES = {
 }
 GLOBAL_CLASSES = {"table": len(TABLES), "wall": len(WALLS), "light": len(LIGHTS), "count": MOST_OBJECTS + 1}
 PATCH_FIELDS = ("kind", "colour", "size", "pattern", "lane")
+PATCH_CLASSES = {name: SLOT_CLASSES[name] for name in PATCH_FIELDS} | {"ordinal": MOST_OBJECTS + 1}
 
 
 def scene_labels(scene: Scene, grid: int = GRID) -> dict[str, np.ndarray]:
@@ -117,6 +119,25 @@ def label_table(
 
 def _labels(seed: int, grid: int, index: int) -> dict[str, np.ndarray]:
     return scene_labels(sample_scene(seed, index), grid)
+
+
+def patch_truth(labels: dict[str, np.ndarray]) -> np.ndarray:
+    """What every patch is asked about the object that it shows: int64 (N, rows, questions), `NONE` where there is none."""
+    owner = labels["owner"].reshape(len(labels["owner"]), -1)
+    answers = [
+        np.where(owner < 0, NONE, np.take_along_axis(labels[name], owner.clip(0), 1)) for name in PATCH_FIELDS
+    ]
+    return np.stack([*answers, np.where(owner < 0, MOST_OBJECTS, owner)], -1)
+
+
+def patch_loss(asked: Tensor, truth: Tensor) -> Tensor:
+    """Mean over the questions of the cross entropies; the logits [B, rows, classes] of all stand side by side."""
+    parts = asked.split([*PATCH_CLASSES.values()], -1)
+    each = [
+        F.cross_entropy(part.flatten(0, 1), truth[..., place].flatten(), ignore_index=NONE)
+        for place, part in enumerate(parts)
+    ]
+    return torch.stack(each).mean()
 
 
 def accuracies(batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from vlmexport.calibration.data.scenes.dataset import prerender
-from vlmexport.calibration.data.scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION
+from vlmexport.calibration.data.scenes.scene import TRAIN, VALIDATION
 
-from ..common.labels import NONE, PATCH_FIELDS, SLOT_CLASSES, label_table
+from ..common.labels import PATCH_CLASSES, label_table, patch_loss, patch_truth
 from ..common.long_run import LongRun
 from ..common.loop import Part, Schedule, run_steps
 from ..precision import computing, dtype_of
@@ -29,7 +29,6 @@ CHUNK = 250
 GRID = SIDE // PATCH
 MIDDLE = 3  # layers of six
 PATCHES = 0.5  # weight of the middle's loss
-PATCH_CLASSES = {name: SLOT_CLASSES[name] for name in PATCH_FIELDS} | {"ordinal": MOST_OBJECTS + 1}
 PROJECTOR = "projector.pt"
 """Beside the state of a finished stage: weights of the projector that fits its tower."""
 
@@ -116,25 +115,6 @@ def train_vision(
 
         plan = Schedule(steps, lr, stop_at, check_every)
         return run_steps(run, plan, modules, list(modules.named_parameters()), losses, check, dtype)
-
-
-def patch_truth(labels: dict[str, np.ndarray]) -> np.ndarray:
-    """What every patch is asked about the object that it shows: int64 (N, rows, questions), `NONE` where there is none."""
-    owner = labels["owner"].reshape(len(labels["owner"]), -1)
-    answers = [
-        np.where(owner < 0, NONE, np.take_along_axis(labels[name], owner.clip(0), 1)) for name in PATCH_FIELDS
-    ]
-    return np.stack([*answers, np.where(owner < 0, MOST_OBJECTS, owner)], -1)
-
-
-def patch_loss(asked: Tensor, truth: Tensor) -> Tensor:
-    """Mean over the questions of the cross entropies; the logits [B, rows, classes] of all stand side by side."""
-    parts = asked.split([*PATCH_CLASSES.values()], -1)
-    each = [
-        F.cross_entropy(part.flatten(0, 1), truth[..., place].flatten(), ignore_index=NONE)
-        for place, part in enumerate(parts)
-    ]
-    return torch.stack(each).mean()
 
 
 def by_field(right: Tensor, truth: Tensor) -> dict[str, float]:

@@ -17,10 +17,10 @@ from vlmexport.calibration.data.scenes.scene import TRAIN, mirror, sample_scene
 
 from ..common.captioner import IGNORED
 from ..common.prompts import PROMPTS, drawn, questions
+from ..common.roll_call import PROMPT, roll_call
 from .captioner import Qwen25VL
 from .film_call import film_call
 from .layout import PAIR, PICTURE, Media, Packed, film_media, packed
-from .roll_call import PROMPT, roll_call
 from .tokenizer import FILM_PROMPTS
 
 QUESTIONS = 5  # about each picture, pair or film; they are short, and share its rows

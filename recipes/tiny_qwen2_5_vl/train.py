@@ -21,18 +21,18 @@ from vlmexport.calibration.data.scenes.pair import sample_pair
 from vlmexport.calibration.data.scenes.scene import TRAIN, VALIDATION
 
 from ..common.ahead import drawn_ahead
+from ..common.attention import use_dense_attention
 from ..common.captioner import IGNORED, LONGEST
 from ..common.checks import Checks
+from ..common.emphasis import ALONE, emphasis, seen_ids, weighted_loss
 from ..common.folder import digest
 from ..common.long_run import LongRun
 from ..common.loop import Part, Schedule, learning, run_steps
 from ..common.rows import image_rows, stored_rows
 from ..precision import computing, dtype_of
-from .attention import use_dense_attention
 from .batches import QUESTIONS, Batch, Batches
 from .captioner import Qwen25VL
 from .checks import ViewChecks
-from .emphasis import ALONE, emphasis, seen_ids, weighted_loss
 from .layer_dropout import rates, without
 from .layout import PAIR, film_media
 from .model import FROZEN, build_model, save_bundle

@@ -32,7 +32,7 @@ from recipes.common.batches import Batches
 from recipes.common.captioner import cross_entropy, padded
 from recipes.common.drafts import token_parts
 from recipes.common.evaluation import musts
-from recipes.common.labels import NONE, label_table, scene_labels
+from recipes.common.labels import NONE, PATCH_CLASSES, label_table, patch_loss, patch_truth, scene_labels
 from recipes.common.loop import learning
 from recipes.common.optimizer import OPTIMIZERS
 from recipes.common.rows import image_rows
@@ -55,10 +55,7 @@ from recipes.smollm2_llava.tokenizer import IMAGE, TEMPLATE, build_tokenizer
 from recipes.smollm2_llava.train import train
 from recipes.smollm2_llava.vision_stage import (
     GRID,
-    PATCH_CLASSES,
     PROJECTOR,
-    patch_loss,
-    patch_truth,
     take_vision,
     train_vision,
 )

@@ -37,28 +37,29 @@ from vlmexport.runtime.images.video import Video
 from recipes import tiny_drafts
 from recipes.common import rows as stored
 from recipes.common.ahead import drawn_ahead
-from recipes.common.captioner import IGNORED, cross_entropy, padded
-from recipes.common.carry import begin_with, pack
-from recipes.common.checks import Checks
-from recipes.common.folder import digest
-from recipes.models import CAPTIONERS, captioner_of
-from recipes.tiny_qwen2_5_vl import __main__ as recipe
-from recipes.tiny_qwen2_5_vl import teacher, vision_stage
-from recipes.tiny_qwen2_5_vl.attention import (
+from recipes.common.attention import (
     dense_grouped,
     use_dense_attention,
 )
-from recipes.tiny_qwen2_5_vl.average import save_mean
-from recipes.tiny_qwen2_5_vl.batches import QUESTIONS, Batches
-from recipes.tiny_qwen2_5_vl.captioner import Qwen25VL
-from recipes.tiny_qwen2_5_vl.checks import ViewChecks, evaluate_views
-from recipes.tiny_qwen2_5_vl.emphasis import (
+from recipes.common.captioner import IGNORED, cross_entropy, padded
+from recipes.common.carry import begin_with, pack
+from recipes.common.checks import Checks
+from recipes.common.emphasis import (
     EMPHASIS,
     emphasis,
     seen_ids,
     seen_words,
     weighted_loss,
 )
+from recipes.common.folder import digest
+from recipes.common.roll_call import PROMPT, roll_call
+from recipes.models import CAPTIONERS, captioner_of
+from recipes.tiny_qwen2_5_vl import __main__ as recipe
+from recipes.tiny_qwen2_5_vl import teacher, vision_stage
+from recipes.tiny_qwen2_5_vl.average import save_mean
+from recipes.tiny_qwen2_5_vl.batches import QUESTIONS, Batches
+from recipes.tiny_qwen2_5_vl.captioner import Qwen25VL
+from recipes.tiny_qwen2_5_vl.checks import ViewChecks, evaluate_views
 from recipes.tiny_qwen2_5_vl.film_call import film_call
 from recipes.tiny_qwen2_5_vl.layer_dropout import MOST, rates, without
 from recipes.tiny_qwen2_5_vl.layout import (
@@ -70,7 +71,6 @@ from recipes.tiny_qwen2_5_vl.layout import (
     split_turn,
 )
 from recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
-from recipes.tiny_qwen2_5_vl.roll_call import PROMPT, roll_call
 from recipes.tiny_qwen2_5_vl.tokenizer import END, build_tokenizer
 from recipes.tiny_qwen2_5_vl.tower import (
     FRAMES,
