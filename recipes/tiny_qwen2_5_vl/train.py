@@ -22,15 +22,17 @@ from vlmexport.calibration.data.scenes.scene import TRAIN, VALIDATION
 
 from ..common.ahead import drawn_ahead
 from ..common.attention import use_dense_attention
-from ..common.captioner import IGNORED, LONGEST
+from ..common.captioner import LONGEST
 from ..common.checks import Checks
-from ..common.emphasis import ALONE, emphasis, seen_ids, weighted_loss
+from ..common.emphasis import ALONE, emphasis, seen_ids
 from ..common.folder import digest
 from ..common.long_run import LongRun
 from ..common.loop import Part, Schedule, learning, run_steps
+from ..common.packed_batches import QUESTIONS, Batch
+from ..common.packed_loss import part_of
 from ..common.rows import image_rows, stored_rows
 from ..precision import computing, dtype_of
-from .batches import QUESTIONS, Batch, Batches
+from .batches import Batches
 from .captioner import Qwen25VL
 from .checks import ViewChecks
 from .layer_dropout import rates, without
@@ -43,15 +45,8 @@ from .tower import WIDTH
 
 PASSES = 2
 """Forward passes that a step's pictures are split into: the activations of one must fit beside the rest into 3 GB."""
-WEIGHTS = {
-    "caption": 1.0,
-    "answer": 1.0,
-    "roll_call": 1.0,
-    "pair_answer": 0.8,
-    "story": 0.5,
-    "film_answer": 1.0,
-    "film_call": 1.0,
-}
+WEIGHTS = {"pair_answer": 0.8, "story": 0.5}
+"""Of losses; of the others 1."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +156,10 @@ class LanguageStage:
                         left_out = rng.random(len(chances)) < chances
                         with computing(dtype, self.device), without(captioner.layers, left_out):
                             part = part_of(captioner, next(batch_iterator), known, names, seen, weight)
-                        yield {name: (weight, value / passes) for name, (weight, value) in part.items()}
+                        yield {
+                            name: (share * WEIGHTS.get(name, 1.0), value / passes)
+                            for name, (share, value) in part.items()
+                        }
 
             def check() -> dict[str, Any]:
                 figures = checks.figures() | views.figures()
@@ -215,34 +213,6 @@ def film_rows(captioner: Qwen25VL, seed: int, index: int) -> torch.Tensor:
     """The tower's rows [n, width] of all frames of a film."""
     frames = film_pictures(seed, index, captioner.side)
     return captioner.pair_rows(frames.reshape(-1, TOGETHER, *frames.shape[1:])).flatten(0, 1)
-
-
-def part_of(
-    captioner: Qwen25VL,
-    batch: Batch,
-    known: np.ndarray,
-    names: tuple[str, str, str],
-    seen: torch.Tensor,
-    weight: float,
-) -> Part:
-    """The losses of a batch, by name: of descriptions, of answers and of roll calls; a name "" where there are none. With weight 0, for the
-    log: that of a description's words about the picture.
-
-    known: rows of the tower. seen, on the model's device, and weight: see `weighted_loss`.
-    """
-    head, batch = captioner.head_of(batch.media), batch.to(captioner.device)
-    image_embeds = torch.from_numpy(known[batch.rows, : batch.media.rows]).float()
-    hidden = captioner.hidden(head, image_embeds, batch.packed).last_hidden_state
-    losses: Part = {}
-    answers = (batch.packed.targets != IGNORED) & ~batch.told & ~batch.called
-    for name, where in zip(names, (batch.told, answers, batch.called), strict=True):
-        if name:
-            logits = captioner.model.lm_head(hidden[where]).float()
-            loss, of_seen = weighted_loss(logits, batch.packed.targets[where], seen, weight)
-            losses[name] = WEIGHTS[name], loss
-            if where is batch.told:
-                losses[f"{name}_seen"] = 0.0, of_seen
-    return losses
 
 
 def take_tower(model: Any, vision: Path, teacher: Teacher) -> None:

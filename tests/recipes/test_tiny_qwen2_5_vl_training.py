@@ -52,12 +52,15 @@ from recipes.common.emphasis import (
     weighted_loss,
 )
 from recipes.common.folder import digest
+from recipes.common.packed_batches import QUESTIONS
+from recipes.common.packed_loss import part_of
+from recipes.common.packing import packed
 from recipes.common.roll_call import PROMPT, roll_call
 from recipes.models import CAPTIONERS, captioner_of
 from recipes.tiny_qwen2_5_vl import __main__ as recipe
 from recipes.tiny_qwen2_5_vl import teacher, vision_stage
 from recipes.tiny_qwen2_5_vl.average import save_mean
-from recipes.tiny_qwen2_5_vl.batches import QUESTIONS, Batches
+from recipes.tiny_qwen2_5_vl.batches import Batches
 from recipes.tiny_qwen2_5_vl.captioner import Qwen25VL
 from recipes.tiny_qwen2_5_vl.checks import ViewChecks, evaluate_views
 from recipes.tiny_qwen2_5_vl.film_call import film_call
@@ -67,7 +70,6 @@ from recipes.tiny_qwen2_5_vl.layout import (
     PICTURE,
     Media,
     film_media,
-    packed,
     split_turn,
 )
 from recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
@@ -79,7 +81,7 @@ from recipes.tiny_qwen2_5_vl.tower import (
     encode,
     patches,
 )
-from recipes.tiny_qwen2_5_vl.train import LanguageStage, film_rows, part_of
+from recipes.tiny_qwen2_5_vl.train import LanguageStage, film_rows
 from recipes.tiny_qwen2_5_vl.vision_stage import (
     RowHeads,
     batch_of,
