@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,22 @@ from .checks import Checks
 from .long_run import LongRun
 from .loop import Part, Schedule, learning, run_steps
 from .rows import image_rows
+
+
+class Texts(Protocol):
+    """What a decoder learns, step by step, and how that is measured."""
+
+    def draw(self, step: int) -> Any:
+        """The batches of a step, on the CPU: for a GPU other processes draw them."""
+        ...
+
+    def losses(self, step: int, drawn: Any, stored: np.ndarray) -> Iterator[Part]:
+        """As `run_steps` takes them, of what `draw` gave; `stored` are the rows of all pictures."""
+        ...
+
+    def figures(self) -> dict[str, Any]:
+        """Further ones of a check, beside those of `Checks`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -96,31 +112,54 @@ class DecoderStage:
             stored_embeds = image_rows(path, captioner, self.seed, indices, lambda: run.stopping, shown=shown)
             if stored_embeds is None:
                 return 0
-            batches = Batches(captioner, self.seed, indices, self.captions, self.questions, prompts)
+            texts = self.texts(captioner, prompts)
             checks = Checks(captioner, self.seed, VALIDATION[: self.checked])
-            parts = [
-                ("caption", 1.0, batches.told),
-                *([("answer", self.answers, batches.asked)] if asks else []),
-            ]
             trained = learning(model, frozen)
 
-            def draw(step: int) -> list[Batch]:
-                return [one(step) for _, _, one in parts]
-
             last = min(self.steps, self.stop_at or self.steps)
-            drawn = drawn_ahead(draw, last, self.workers if self.device == "cuda" else 0)
+            drawn = drawn_ahead(texts.draw, last, self.workers if self.device == "cuda" else 0)
 
             def losses(step: int) -> Iterator[Part]:
-                for (name, weight, _), batch in zip(parts, drawn(step), strict=True):
-                    with computing(dtype, self.device):
-                        seen = torch.from_numpy(stored_embeds[batch.rows]).float()
-                        loss = captioner.loss(seen, batch.prompts, batch.targets)
-                    yield {name: (weight, loss)}
+                return texts.losses(step, drawn(step), stored_embeds)
 
             def check() -> dict[str, Any]:
-                figures = checks.figures()
+                figures = checks.figures() | texts.figures()
                 save(model, captioner.tokenizer, out / "model", LONGEST)
                 return figures
 
             plan = Schedule(self.steps, self.lr, self.stop_at, self.check_every, self.optimizer)
             return run_steps(run, plan, model, trained, losses, check, dtype)
+
+    def texts(self, captioner: Captioner, prompts: Sequence[str]) -> Texts:
+        """What is learned: captions and, where the model answers any, questions, every text in a sequence of its own."""
+        return SingleTexts(self, captioner, prompts)
+
+
+class SingleTexts:
+    """See `DecoderStage.texts`."""
+
+    def __init__(self, stage: DecoderStage, captioner: Captioner, prompts: Sequence[str]) -> None:
+        self.stage, self.captioner = stage, captioner
+        indices = TRAIN[: stage.pictures]
+        batches = Batches(captioner, stage.seed, indices, stage.captions, stage.questions, prompts)
+        self.parts = [
+            ("caption", 1.0, batches.told),
+            *([("answer", stage.answers, batches.asked)] if captioner.asks else []),
+        ]
+
+    def draw(self, step: int) -> list[Batch]:
+        """See `Texts`."""
+        return [one(step) for _, _, one in self.parts]
+
+    def losses(self, step: int, drawn: list[Batch], stored: np.ndarray) -> Iterator[Part]:
+        """See `Texts`."""
+        dtype = dtype_of(self.stage.precision, self.stage.device)
+        for (name, weight, _), batch in zip(self.parts, drawn, strict=True):
+            with computing(dtype, self.stage.device):
+                seen = torch.from_numpy(stored[batch.rows]).float()
+                loss = self.captioner.loss(seen, batch.prompts, batch.targets)
+            yield {name: (weight, loss)}
+
+    def figures(self) -> dict[str, Any]:
+        """None."""
+        return {}

@@ -131,13 +131,31 @@ def patch_truth(labels: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def patch_loss(asked: Tensor, truth: Tensor) -> Tensor:
-    """Mean over the questions of the cross entropies; the logits [B, rows, classes] of all stand side by side."""
-    parts = asked.split([*PATCH_CLASSES.values()], -1)
+    """As `asked_loss`, of patches [B, rows, classes] that are asked for `PATCH_CLASSES`."""
+    return asked_loss(asked, truth, PATCH_CLASSES)
+
+
+def asked_loss(asked: Tensor, truth: Tensor, classes: Mapping[str, int]) -> Tensor:
+    """Mean over the questions of the cross entropies.
+
+    Args:
+        asked: logits [..., classes of all questions], side by side. truth: [..., questions], `NONE` where there is none.
+        classes: of each question, by its name.
+    """
+    parts = asked.split([*classes.values()], -1)
     each = [
-        F.cross_entropy(part.flatten(0, 1), truth[..., place].flatten(), ignore_index=NONE)
+        F.cross_entropy(part.flatten(0, -2), truth[..., place].flatten(), ignore_index=NONE)
         for place, part in enumerate(parts)
     ]
     return torch.stack(each).mean()
+
+
+def asked_right(asked: Tensor, truth: Tensor, classes: Mapping[str, int]) -> dict[str, Tensor]:
+    """By question, which answers are right, as `accuracies` takes them; arguments as of `asked_loss`."""
+    parts = zip(classes, asked.split([*classes.values()], -1), truth.unbind(-1), strict=True)
+    return {
+        name: torch.where(known == NONE, -1, (part.argmax(-1) == known).long()) for name, part, known in parts
+    }
 
 
 def accuracies(batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
