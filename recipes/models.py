@@ -11,12 +11,14 @@ from .common.captioner import Captioner
 from .smollm2_llava.captioner import SmolLlava
 from .tiny_blip2_flant5.captioner import Blip2T5
 from .tiny_qwen2_5_vl.captioner import Qwen25VL
+from .tiny_smolvlm2.captioner import SmolVLM2
 from .tiny_vit_gpt2.captioner import ViTGPT2
 
 CAPTIONERS: dict[str, type[Captioner]] = {
     "Blip2ForConditionalGeneration": Blip2T5,
     "LlavaForConditionalGeneration": SmolLlava,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
+    "SmolVLMForConditionalGeneration": SmolVLM2,
     "VisionEncoderDecoderModel": ViTGPT2,
 }
 

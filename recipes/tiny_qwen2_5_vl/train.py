@@ -1,6 +1,6 @@
 """The training of the language model: the tower frozen, texts drawn anew for every step, no deep supervision.
 
-It begins with captions and roll calls (`roll_call.py`), a step of which takes less than half as long as one with everything: what a
+It begins with captions and roll calls (`common/roll_call.py`), a step of which takes less than half as long as one with everything: what a
 row says, where a thing stands and how one is found by its kind is learned there, and sooner without the noise of short answers;
 those, and what moved or differs, build on it.
 """

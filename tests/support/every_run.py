@@ -42,6 +42,7 @@ KEPT: dict[str, int | str] = {
     "recipes/test_tiny_model_recipe.py::test_a_resumed_vision_stage_is_the_uninterrupted_one": 0,
     "recipes/test_tiny_model_training.py": 1,
     "recipes/test_tiny_qwen2_5_vl_training.py": 2,
+    "recipes/test_tiny_smolvlm2_training.py": 2,
     "recipes/test_tiny_vit_gpt2_training.py": 1,
     "unit/calibration/test_answer_scores.py::test_a_package_folder_that_cannot_be_written_to_costs_the_tokenizer_only": 0,
     "unit/calibration/test_bundled_models.py::test_a_recipe_and_eval_measure_the_same": 1,
