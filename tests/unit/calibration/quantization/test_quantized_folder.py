@@ -33,6 +33,7 @@ LAYERS = {
     "llava": r"language_model\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
     "llava-next": r"language_model\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
     "internvl": r"language_model\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
+    "lfm2-vl": r"model\.language_model\.layers\.\d+\.(self_attn\.([qkv]|out)_proj|conv\.(in|out)_proj|feed_forward\.w[123])",
     "qwen2.5-vl": r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
     "smolvlm": r"model\.text_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
 }
