@@ -147,6 +147,19 @@ def asked_about(folder: Path, **values: object) -> Record:
     return Record("k", "a red cup", ImageRef(file=str(folder / "a.png")), **values)  # type: ignore[arg-type]
 
 
+def test_every_choice_reads_the_rows_of_convolutions(tmp_path: Path):
+    """Of one token, which transformers convolves by another way, and of several."""
+    target, texts = make_target("lfm2-vl", tmp_path / "model"), ("a cup is on the table", "", "the red")
+    record = asked_about(
+        tmp_path, history=(("user", "is it red?"), ("assistant", "the table")), choices=texts
+    )
+    found = log_probabilities(target, record, texts)
+    for text, value in zip(texts, found, strict=True):
+        ids = [*target.tokenizer(text, add_special_tokens=False)["input_ids"], target.eos_token_ids[0]]
+        by_token = [logits_after(target, record, ids[:n]).log_softmax(-1)[ids[n]] for n in range(len(ids))]
+        assert value == pytest.approx(float(torch.stack(by_token).sum()), abs=1e-3)
+
+
 def test_choices_are_ranked_by_the_models_own_probabilities(target: Target, tmp_path: Path):
     texts = ("a cup is on the table", "cup", "the red", "a")
     record = asked_about(

@@ -52,7 +52,7 @@ def small(queries: int = 3, seed: int = 0) -> VispecNetwork:
     return network
 
 
-@pytest.mark.parametrize("kind", ["llava", "llava-next", "qwen2.5-vl", "internvl", "blip2-opt"])
+@pytest.mark.parametrize("kind", ["llava", "llava-next", "qwen2.5-vl", "internvl", "lfm2-vl", "blip2-opt"])
 def test_pictures_are_what_enters_the_decoder(kind: str, tmp_path: Path) -> None:
     target = make_target(kind, tmp_path / "model")
     records = list(make_records(tmp_path, kind))[:3]
