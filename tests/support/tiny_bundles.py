@@ -510,6 +510,8 @@ def build(name: str, folder: Path) -> TinyBundle:
     checkpoint = tiny_models.checkpoint(
         recipe.checkpoint, folder / "checkpoint", dtype=dtype, **recipe.changes
     )
+    if recipe.checkpoint in WITH_MTP:
+        tiny_qwen3_5.add_mtp(checkpoint)
     drafts = [
         str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n, heads=4 if n >= ATTENDING else 0))
         for n in recipe.draft_layers
@@ -518,7 +520,6 @@ def build(name: str, folder: Path) -> TinyBundle:
     axes = {kind: MROPE[recipe.checkpoint] if kind in recipe.placed else {} for kind in ("eagle", "eagle3")}
     drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head, **axes["eagle"])))
     if recipe.checkpoint in WITH_MTP:
-        tiny_qwen3_5.add_mtp(checkpoint)
         drafts.append("mtp")
     if name.removesuffix("-two-cuts") not in HOST_ALONE:
         drafts.append(str(without_sublayers(checkpoint, folder / "draft-and-verify")))
