@@ -7,6 +7,7 @@ import copy
 import functools
 from typing import Any, ClassVar
 
+import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
@@ -49,4 +50,5 @@ class Qwen2_5_VLLanguage(LlamaLanguage):
         config.vision_config.depth = 1
         for part in (config, config.text_config, config.vision_config):
             part._attn_implementation = ATTENTION
+            part.dtype = torch.float32  # graphs are traced so, whatever type a part was published in
         return hollow_model(lambda: self.kind(config))

@@ -53,7 +53,7 @@ def _of_pictures(kind: Any) -> Any:
 OF_PICTURES = {
     "qwen2_vl": _of_pictures(Qwen2VLProcessor),
     "qwen2_5_vl": _of_pictures(Qwen2_5_VLProcessor),
-    "qwen3_vl": _of_pictures(Qwen3VLProcessor),
+    **dict.fromkeys(("qwen3_vl", "qwen3_5"), _of_pictures(Qwen3VLProcessor)),
 }
 IN_TILES = _of_pictures(SmolVLMProcessor)
 """It also wants a package that writes the numbers of frames in words."""

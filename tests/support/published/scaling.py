@@ -16,10 +16,15 @@ from transformers import AutoConfig
 from tests.support.quantized_checkpoints import GROUP
 
 LLAMA = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 3}
+QWEN3_5 = LLAMA | {
+    "num_hidden_layers": 4, "num_key_value_heads": 1, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+}  # fmt: skip
 LANGUAGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text"), LLAMA),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_text", "internvl_chat"), LLAMA),
     **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_text", "llava_llama", "llava_mistral", "llava"), LLAMA),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), QWEN3_5),
     "opt": {
         "hidden_size": 96, "word_embed_proj_dim": 96, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 3,
     },
@@ -75,9 +80,10 @@ TOWERS: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 25,
     },
 }  # fmt: skip
+TOWERS["qwen3_5"] = {**TOWERS["qwen3_vl"], "deepstack_visual_indexes": []}
 TOWERS["intern_vit_6b"] = TOWERS["internvl_vision"]
 TOWERS |= dict.fromkeys(("idefics3", "idefics3_vision"), TOWERS["smolvlm_vision"])
-TOWERS |= {f"{kind}_vision": TOWERS[kind] for kind in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")}
+TOWERS |= {f"{kind}_vision": TOWERS[kind] for kind in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_5")}
 TILES = {"tile_size": 64, "max_tiles": 4, "min_image_tokens": 2, "max_image_tokens": 6}
 """Settings of a processor of pictures of any size that are cut into tiles where they are large."""
 NOT_TEXT = ("vision_config", "qformer_config", "encoder")
@@ -118,7 +124,7 @@ def scaled(config: dict[str, Any], size: int, small_size: int, ids: Callable[[in
     if text.get("head_dim") is not None:
         text["head_dim"] = 32
     if "layer_types" in text:
-        text["layer_types"] = text["layer_types"][: LANGUAGES[kind]["num_hidden_layers"]]
+        text["layer_types"] = text["layer_types"][: text.get("num_hidden_layers", 2)]
     for place in ("rope_scaling", "rope_parameters"):
         if "mrope_section" in (text.get(place) or {}):
             text[place]["mrope_section"] = [4, 6, 6]
