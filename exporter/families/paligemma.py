@@ -19,6 +19,7 @@ from ...runtime.families.base import image_list
 from ...runtime.families.paligemma import FIRST_POSITION
 from ..checkpoint.checkpoint import Checkpoint
 from .common.base import Family
+from .common.config_checks import check_language_model
 from .common.parts import Parts, ReferencePrompt
 from .languages.gemma import GemmaLanguage
 from .languages.gemma2 import Gemma2Language
@@ -42,11 +43,7 @@ class PaliGemmaFamily(Family):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         config = self.config.text_config
-        if config.model_type not in LANGUAGES:
-            raise UnsupportedModelError(
-                f"{checkpoint.architecture} with the language model {config.model_type!r} is not supported, only with "
-                f"{' or '.join(map(repr, LANGUAGES))}"
-            )
+        check_language_model(config, checkpoint.architecture, LANGUAGES)
         self.language = LANGUAGES[config.model_type](checkpoint, config, "", "model.language_model.")
         self.language.decoder = replace(self.language.decoder, whole_blocks=True)
         self.vision: PaliGemmaVision = PaliGemmaVision(checkpoint, self.language.decoder.hidden_size)
