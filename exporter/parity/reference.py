@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 from collections.abc import Iterator, Mapping
+from logging import LogRecord, getLogger
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from ..common.float64 import arithmetic_as_asked
 from ..graphs.dtypes import TORCH
 from ..quantization.matrix import QuantizedMatrix
 from ..quantization.reading import read_dequantized
+
+KERNELS = "transformers.integrations.hub_kernels"
+"""Where transformers says that a package would be faster than its own operators, which are the reference."""
 
 COLLECT_BYTES = 16 << 20
 """From here on a dropped tensor is worth looking for what still holds it."""
@@ -58,6 +62,7 @@ def _quiet() -> Iterator[None]:
     """No progress bars and no notes of transformers: stdout and stderr belong to the command."""
     from transformers.utils import logging
 
+    getLogger(KERNELS).addFilter(_is_news)
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -67,6 +72,10 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def _is_news(record: LogRecord) -> bool:
+    return "falling back to its reference" not in record.getMessage()
 
 
 def _whole(checkpoint: Checkpoint) -> Any:
