@@ -179,9 +179,10 @@ class Rig:
 
     def blocks(self, request: Request) -> list[tuple[int, int]]:
         """Rows of the prompt that see each other in both directions."""
-        if not self.oracle.reads_text or self.oracle.encoder_decoder:
-            return []
-        found = self.tiny.family.blocks(self.oracle.inputs(request))
+        inputs = {"input_ids": torch.tensor([request.token_ids])}
+        if request.prefix is not None:
+            inputs["token_type_ids"] = (torch.arange(len(request.token_ids))[None] >= request.prefix).long()
+        found = self.tiny.family.blocks(inputs)
         return found[0] if found else []
 
     def pictures(self, request: Request) -> np.ndarray | None:
