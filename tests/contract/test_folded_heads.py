@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from itertools import compress, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from vlmexport.exporter.lowering.rewriter import size, typed
 from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
 from vlmexport.runtime.common.errors import BundleError
+from vlmexport.runtime.graphs.values import attention_masks
 
 from tests.support import lossless, lowered_runs
 from tests.support.engines.emulated import EmulatedCuda
@@ -72,7 +74,9 @@ def test_graphs_with_groups_have_the_form_and_no_others(tiny_bundle: Bundles, na
             assert manifest.files[info.folded].bytes < 2 * manifest.files[info.file].bytes
     expected = LAYERS & manifest.graphs.keys()
     if grouped:
-        expected |= {*manifest.segments, "skipped"}
+        cuts = pairwise(manifest.decoder.cuts)
+        attending = [bool(attention_masks(manifest.decoder, range(*ends))) for ends in cuts]
+        expected |= {*compress(manifest.segments, attending), "skipped"}
     assert folded(manifest).keys() == expected and "eagle" in expected
 
 
