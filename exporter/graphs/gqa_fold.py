@@ -7,6 +7,7 @@ repeats keys and values over the whole bound cache. In the folded form there are
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import onnx_ir as ir
 
@@ -50,9 +51,10 @@ def _fold(write: Rewriter, groups: Groups, node: ir.Node) -> bool:
     inputs = [groups.queries(query, kv_heads, size), keys, values]
     if mask is not None:
         inputs.append(groups.mask(mask, kv_heads, heads // kv_heads))
-    softcap = {"softcap": number_of(node, "softcap", 0.0)} if "softcap" in node.attributes else {}
-    scale = number_of(node, "scale", 1.0 / math.sqrt(size))
-    output = write.add("Attention", *inputs, scale=scale, **softcap)
+    attributes: dict[str, Any] = {"scale": number_of(node, "scale", 1.0 / math.sqrt(size))}
+    if "softcap" in node.attributes:
+        attributes["softcap"] = number_of(node, "softcap", 0.0)
+    output = write.add("Attention", *inputs, **attributes)
     write.replace(node, groups.result(output, heads, made))
     return True
 
