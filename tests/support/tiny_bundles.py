@@ -265,7 +265,6 @@ IN_FLOAT16 = (
     "llava-next",
     "qwen2.5-vl",
     "qwen3-vl",
-    "qwen3.5",
     "smolvlm",
     "vit-gpt2",
 )
@@ -521,7 +520,7 @@ def build(name: str, folder: Path) -> TinyBundle:
     drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head, **axes["eagle"])))
     if recipe.checkpoint in WITH_MTP:
         drafts.append("mtp")
-    if name.removesuffix("-two-cuts") not in HOST_ALONE:
+    if recipe.checkpoint not in HOST_ALONE:
         drafts.append(str(without_sublayers(checkpoint, folder / "draft-and-verify")))
     if recipe.sees:
         drafts.append(str(untrained_vispec(checkpoint, folder / "vispec", recipe.head)))
