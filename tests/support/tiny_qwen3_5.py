@@ -69,7 +69,7 @@ def add_mtp(folder: Path, seed: int = 16) -> Path:
         config.intermediate_size,
     )
     keys, layer = config.num_key_value_heads * size, "mtp.layers.0."
-    shapes = {
+    shapes: dict[str, tuple[int, int]] = {
         "mtp.fc.weight": (width, 2 * width),
         f"{layer}self_attn.q_proj.weight": (2 * heads * size, width),
         f"{layer}self_attn.k_proj.weight": (keys, width),
