@@ -69,7 +69,7 @@ def add_mtp(folder: Path, seed: int = 16) -> Path:
         config.intermediate_size,
     )
     keys, layer = config.num_key_value_heads * size, "mtp.layers.0."
-    shapes: dict[str, tuple[int, int]] = {
+    shapes = {
         "mtp.fc.weight": (width, 2 * width),
         f"{layer}self_attn.q_proj.weight": (2 * heads * size, width),
         f"{layer}self_attn.k_proj.weight": (keys, width),
@@ -79,7 +79,7 @@ def add_mtp(folder: Path, seed: int = 16) -> Path:
         f"{layer}mlp.up_proj.weight": (inner, width),
         f"{layer}mlp.down_proj.weight": (width, inner),
     }
-    norms = {
+    norms: dict[str, Any] = {
         **dict.fromkeys(("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"), width),
         **dict.fromkeys((f"{layer}input_layernorm", f"{layer}post_attention_layernorm"), width),
         **dict.fromkeys((f"{layer}self_attn.q_norm", f"{layer}self_attn.k_norm"), size),
