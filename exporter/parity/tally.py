@@ -13,6 +13,9 @@ SHARE = 4.0
 FLOOR = 1e-6
 """… and this much further, of the largest value: what the last bits of float32 amount to."""
 
+MOST = 0.5
+"""No more than this, of the largest value, is ever allowed: a reference that is further from float64 is broken itself."""
+
 
 @dataclass
 class ParityRow:
@@ -57,7 +60,10 @@ class _Kind:
     largest: float = 0.0
 
     def limit(self, share: float, floor: float) -> float:
-        return floor + (share * self.theirs / self.largest if self.largest else 0.0)
+        if not self.largest:
+            return floor
+        allowed = floor + share * self.theirs / self.largest
+        return min(allowed, MOST) if np.isfinite(allowed) else 0.0
 
     @property
     def relative(self) -> float:

@@ -358,6 +358,15 @@ def test_tolerance_follows_float32_rounding() -> None:
             assert row.max_abs_difference == pytest.approx(off)
 
 
+@pytest.mark.parametrize("error", [3.0, np.inf, np.nan])
+def test_a_reference_that_is_broken_lets_nothing_pass(error: float) -> None:
+    """A limit that follows PyTorch's distance from float64 would let anything pass where that distance is wrong."""
+    exact = np.full(4, 2.0)
+    tally = Tally()
+    tally.add("rows", exact, exact, np.full(4, error, np.float32))
+    assert not tally.row("graph", "torch", "random", share=SHARE, floor=FLOOR).ok
+
+
 def test_parts_run_in_float64_where_their_code_asks_for_float32() -> None:
     """A norm and a softmax that convert to float32 lose nothing there."""
     generator = torch.Generator().manual_seed(4)
