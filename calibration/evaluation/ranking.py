@@ -79,11 +79,12 @@ class _Prefix:
             cross = Cache([_read(layer, count) for layer in self._cross.layers])
             given["past_key_values"] = EncoderDecoderCache(own, cross)
             given["encoder_hidden_states"] = self._states.expand(count, -1, -1)
+        axes = {"mrope": (3,), "rotary": ()}.get(self._target.decoder.position)
         if (
-            self._target.decoder.position == "mrope"
-        ):  # behind a picture they are not as many as its embeddings
+            axes is not None
+        ):  # behind a picture they are not as many as its embeddings, and they may begin at 1
             places = self._next + torch.arange(length, device=self._target.device)
-            given["position_ids"] = places.expand(3, count, length)
+            given["position_ids"] = places.expand(*axes, count, length)
         return given
 
 
@@ -103,13 +104,18 @@ class _Read(DynamicLayer):
         return torch.cat([self.keys, key_states], -2), torch.cat([self.values, value_states], -2)
 
 
-class _ReadConvolution(LinearAttentionLayer):
-    """The same of the rows [1, C, T] that a convolution has seen."""
+class _ReadStates(LinearAttentionLayer):
+    """The same of the rows [1, C, T] that a convolution has seen, and of the state [1, heads, Dk, Dv] of linear attention."""
 
-    def __init__(self, rows: Tensor, count: int) -> None:
+    def __init__(self, layer: LinearAttentionLayer, count: int) -> None:
         super().__init__()
+        rows, state = layer.conv_states[0], layer.recurrent_states.get(0)
+        assert rows is not None
         self.conv_states[0] = rows.expand(count, -1, -1)
         self.is_conv_states_initialized[0] = self.has_previous_state[0] = True
+        if state is not None:
+            self.recurrent_states[0] = state.expand(count, -1, -1, -1)
+            self.is_recurrent_states_initialized[0] = True
         self.record_past = True  # else one token alone would be written over the rows that all texts share
 
     def update_conv_state(self, conv_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -117,12 +123,13 @@ class _ReadConvolution(LinearAttentionLayer):
         assert rows is not None
         return torch.cat([rows, conv_states], -1)
 
+    def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return recurrent_states
+
 
 def _read(layer: Any, count: int) -> CacheLayerMixin | LinearAttentionLayer:
     if isinstance(layer, LinearAttentionLayer):
-        rows = layer.conv_states[0]
-        assert rows is not None
-        return _ReadConvolution(rows, count)
+        return _ReadStates(layer, count)
     return _Read(layer.keys, layer.values, count)
 
 

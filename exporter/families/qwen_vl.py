@@ -66,7 +66,7 @@ class QwenVLFamily(Family):
         """See `Family`."""
         return replace(super().parts(model), rotary=model.model.language_model.rotary_emb)
 
-    def forward_arguments(self, input_ids: torch.Tensor) -> Tensors:
+    def forward_arguments(self, input_ids: torch.Tensor, prompts: Sequence[slice] = ()) -> Tensors:
         """What stands for a picture (1) or a video (2)."""
         return {
             "mm_token_type_ids": (input_ids == self.image_token_id).long()

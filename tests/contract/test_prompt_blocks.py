@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vlmexport.runtime.decoder import decoder
+from vlmexport.runtime.decoder import prompt_chunks
 from vlmexport.runtime.decoder.token_tree import TokenTree
 
 from tests.support import window_mutants as windows
@@ -64,7 +64,7 @@ def decoded(rig: Rig, ids: Sequence[int], blocks: Blocks, cached: int) -> np.nda
 
 
 def check(rigs: Callable, engine: str, patch: pytest.MonkeyPatch, blocks: Blocks = BLOCKS) -> None:
-    patch.setattr(decoder, "PREFILL_WIDTH", MOST)
+    patch.setattr(prompt_chunks, "PREFILL_WIDTH", MOST)
     rig = rigs("qwen2", engine)
     longest = max(end - first for first, end in blocks)
     if longest > MOST:

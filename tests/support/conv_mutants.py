@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from vlmexport.runtime.decoder.commit import Commit
 from vlmexport.runtime.decoder.conv_slots import ConvSlots
-from vlmexport.runtime.decoder.device_passes import DevicePasses
+from vlmexport.runtime.decoder.device_passes import DevicePasses, place_inputs
 from vlmexport.runtime.decoder.token_tree import TokenTree
 
 Patch = pytest.MonkeyPatch
@@ -76,7 +76,7 @@ def slots_before_in_trees_on_a_device(patch: Patch) -> None:
             "start": up.view(f"start.{number}", 1), "slots": self._cache_slots(), "depths": places,
             "slot_depths": places, "ancestors": before, "first_positions": up.view(f"first.{number}", 1),
         }  # fmt: skip
-        masks, positions, _ = self._passes.place_inputs(forward_pass)
+        masks, positions, _ = place_inputs(self._passes, forward_pass)
         told = masks if positions is None else {**masks, "positions": positions}
         outputs = {
             name: view

@@ -163,7 +163,7 @@ def test_verify_finds_a_changed_file(
         (["--model", "LLAMA", "--draft-layer", "0"], "--draft-layer 0 is out of range"),
         (
             ["--model", "LLAMA", "--draft", "medusa9"],
-            "--draft 'medusa9' is neither a kind (imitation, medusa, eagle, eagle3, vispec, draft-and-verify, early-exit, prompt-lookup, none) nor a folder",
+            "--draft 'medusa9' is neither a kind (imitation, medusa, eagle, eagle3, vispec, mtp, draft-and-verify, early-exit, prompt-lookup, none) nor a folder",
         ),
         (["--model", "LLAMA", "--draft", "imitation"], "vlmexport train --model"),
         (["--model", "LLAMA", "--max-length", "1"], "--max-length 1 is out of range"),

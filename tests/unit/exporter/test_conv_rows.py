@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 import torch
 from vlmexport.exporter.graphs.caches import ConvCache
@@ -20,6 +19,7 @@ from vlmexport.runtime.decoder.conv_slots import ConvSlots
 from vlmexport.runtime.decoder.masks import relations
 from vlmexport.runtime.decoder.token_tree import TokenTree
 
+from tests.support.onnx_session import onnx_session
 from tests.unit.runtime.test_conv_slots import decoder
 
 Arrays = dict[str, np.ndarray]
@@ -27,7 +27,7 @@ WIDTH, KERNEL, CACHE = 6, 4, 24
 
 
 def ran(model: ir.Model, feeds: Arrays) -> Arrays:
-    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnx_session(ir.to_proto(model).SerializeToString())
     names = [value.name for value in session.get_outputs()]
     given = {value.name: feeds[value.name] for value in session.get_inputs()}
     results = session.run(names, given)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
@@ -21,6 +20,7 @@ from vlmexport.runtime.common.errors import UnsupportedModelError
 
 from tests.support import tiny_models
 from tests.support.as_library import as_library
+from tests.support.onnx_session import onnx_session
 
 ROWS = torch.randn(1, 2, 3, 4)
 
@@ -59,7 +59,7 @@ def test_a_soft_cap_bounds_scores_before_the_mask(masked: str) -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, query.shape)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=11)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    session = onnx_session(model.SerializeToString())
     (got,) = session.run(None, {name: array.numpy() for name, array in inputs.items()})
     assert np.abs(got.transpose(0, 2, 1, 3) - want.numpy()).max() < 1e-6
 

@@ -21,7 +21,17 @@ onnx = pytest.importorskip("onnx", reason="making graphs needs [export]")
 helper = onnx.helper
 FLOAT = onnx.TensorProto.FLOAT
 
-COVERING = ("t5", "llama", "llama-tied", "blip2-opt", "vit-gpt2", "llama-float16", "llama-int4", "paligemma2")
+COVERING = (
+    "t5",
+    "llama",
+    "llama-tied",
+    "blip2-opt",
+    "vit-gpt2",
+    "llama-float16",
+    "llama-int4",
+    "paligemma2",
+    "qwen3.5",
+)
 """Bundles that need the whole list between them."""
 
 
