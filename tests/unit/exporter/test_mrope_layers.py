@@ -23,6 +23,7 @@ from vlmexport.runtime.decoder.positions import positions_of_slots
 from vlmexport.runtime.families.mrope import Span, positions
 
 from tests.support.mrope_angles import angles_of
+from tests.support.tiny_bundles import seeded, stir
 
 WIDTH, HEADS, GROUPS, SIZE = 96, 3, 1, 128
 COUNT, PROMPT = 40, 31
@@ -72,16 +73,13 @@ def rows_of_angelslim(network: Any, embedded: Tensor, features: Tensor, places: 
 
 
 def wide(**axes: Any) -> Eagle3Network:
-    """A layer with random weights."""
-    generator = torch.Generator().manual_seed(31)
-    network = Eagle3Network(
-        Eagle3Config(
-            WIDTH, 200, HEADS, GROUPS, SIZE, 128, rope_theta=5e6, norm_eps=1e-6, taps=(1, 1, 1), **axes
-        )
+    """A layer with random weights, the same whatever was drawn before."""
+    config = Eagle3Config(
+        WIDTH, 200, HEADS, GROUPS, SIZE, 128, rope_theta=5e6, norm_eps=1e-6, taps=(1, 1, 1), **axes
     )
-    with torch.no_grad():
-        for value in network.parameters():
-            value.add_(torch.randn(value.shape, generator=generator), alpha=3 / WIDTH**0.5)
+    with seeded(31) as generator:
+        network = Eagle3Network(config)
+        stir(network, generator, 3 / WIDTH**0.5)
     return network.eval()
 
 
