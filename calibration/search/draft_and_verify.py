@@ -180,8 +180,10 @@ def search(
     """Searches on `records`, measures what was found on `held` (the last quarter of `records` without), and writes the
     draft's folder `out`.
 
-    Raises InputError where records have no text, or none that is long enough.
+    Raises InputError where records have no text, or none that is long enough, and OptionError for a target that cannot be
+    drafted for so.
     """
+    DraftAndVerify(skip=Sublayers()).check_family(target.family)
     if held is None:
         records, held = records.split(0.25)
     answers = Answers(target, records)

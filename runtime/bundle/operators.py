@@ -17,7 +17,7 @@ from ..common.errors import BundleError
 from ..common.foreign_errors import raise_if_foreign
 
 STRUCTURE = frozenset((
-    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Equal", "Exp", "Expand", "Gather",
+    "Add", "And", "Attention", "Cast", "Clip", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Equal", "Exp", "Expand", "Gather",
     "GatherElements", "Gelu", "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or",
     "RMSNormalization", "Range", "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "ScatterElements", "Shape", "Sigmoid",
     "Sin", "Slice", "Split", "Squeeze", "Sub", "Tanh", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
@@ -25,7 +25,7 @@ STRUCTURE = frozenset((
 """What the graphs of the supported families are made of."""
 
 ACTIVATIONS = {
-    "Clip": "relu6", "Erf": "gelu_python", "HardSwish": "hardswish",
+    "Erf": "gelu_python", "HardSwish": "hardswish",
     "LeakyRelu": "leaky_relu", "Mish": "mish", "Pow": "relu2",
 }  # fmt: skip
 """What other activations in a model's configuration add → one activation (transformers' name) that needs it."""

@@ -39,7 +39,14 @@ def own_answers(target: Target, folder: Path, kind: str, count: int = 6) -> Reco
     return answered(target, make_records(folder, kind, count), 12, lambda line: None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_layers_that_keep_a_state_are_not_left_out(tmp_path: Path) -> None:
+    target = make_target("qwen3.5", tmp_path / "model")
+    records = make_records(tmp_path, "qwen3.5", 4)
+    with pytest.raises(OptionError, match="layers with linear attention keep a state"):
+        search(target, records, None, SearchOptions(), tmp_path / "draft")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "qwen3.5"])
 def test_chains_equal_the_model_without_sublayers(kind: str, tmp_path: Path) -> None:
     """The first token of a chain at the first place, where the model's own caches hold the prompt alone: what the prompt's
     rows are made of must be exact, and the pending token's be the draft's."""
