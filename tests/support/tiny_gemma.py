@@ -141,6 +141,13 @@ def fill_gemma3(model: Any, silent: tuple[int, ...], generator: torch.Generator)
         if type(norm).__name__ == "Gemma3RMSNorm":
             gain = gains.get(name.rpartition(".")[2], 1.0)
             norm.weight.data.normal_(gain - 1.0, 0.1, generator=generator)
+    fill_tables(model, body, silent, generator)
+    if body is not model.model:
+        _fill_tower(model.model, generator)
+
+
+def fill_tables(model: Any, body: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    """The LM head and the embeddings of a Gemma, whose decoder is `body`; `silent` tokens are never said."""
     config = model.config.get_text_config()
     table = torch.empty(config.vocab_size, config.hidden_size)
     normal(table, LOGIT_STD / math.sqrt(config.hidden_size), generator)
@@ -154,12 +161,10 @@ def fill_gemma3(model: Any, silent: tuple[int, ...], generator: torch.Generator)
             body.norm.weight.copy_(signs * (1.0 + body.norm.weight) - 1.0)
         else:
             normal(body.embed_tokens.weight, 3.0 / math.sqrt(config.hidden_size), generator)
-    if body is not model.model:
-        _fill_tower(model.model, generator)
 
 
-def _fill_tower(model: Any, generator: torch.Generator) -> None:
-    tower, projector = model.vision_tower, model.multi_modal_projector
+def fill_siglip(tower: Any, generator: torch.Generator) -> None:
+    """A SigLIP whose pictures differ."""
     scale_linears(tower, generator)
     for module in tower.modules():
         if isinstance(module, torch.nn.LayerNorm):
@@ -167,6 +172,11 @@ def _fill_tower(model: Any, generator: torch.Generator) -> None:
     normal(tower.embeddings.position_embedding.weight, 0.3, generator)
     patches = tower.embeddings.patch_embedding
     normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+
+
+def _fill_tower(model: Any, generator: torch.Generator) -> None:
+    fill_siglip(model.vision_tower, generator)
+    projector = model.multi_modal_projector
     projector.mm_soft_emb_norm.weight.data.normal_(0.0, 0.1, generator=generator)
     weight = projector.mm_input_projection_weight
     normal(weight, 3.0 * weight.shape[0] ** -0.5, generator)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from transformers import (
 from vlmexport.exporter.families.paligemma import MARKS
 
 from tests.support import tiny_models
-from tests.support.tiny_gemma import normal, scale_linears
-from tests.support.tiny_models import LOGIT_STD, fill, token_id
+from tests.support.tiny_gemma import fill_siglip, fill_tables, normal, scale_linears
+from tests.support.tiny_models import fill, token_id
 
 GAINS = {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5}
 """Makes attention sharp, so that a cap of its scores shows."""
@@ -97,7 +96,7 @@ def save_processor(model: Any, tokenizer: Any, folder: Path) -> None:
 
 def fill_paligemma(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
     """Norms scale by 1 and their weight."""
-    body, config = model.model.language_model, model.config.get_text_config()
+    body = model.model.language_model
     scale_linears(body, generator)
     four_norms = hasattr(body.layers[0], "post_feedforward_layernorm")
     gains = GAINS if four_norms else GAINS | ALONE
@@ -108,28 +107,7 @@ def fill_paligemma(model: Any, silent: tuple[int, ...], generator: torch.Generat
             module.weight.data.normal_(gain - 1.0, 0.1, generator=generator)
         elif kind in gains:
             module.weight.data.mul_(gains[kind])
-    table = torch.empty(config.vocab_size, config.hidden_size)
-    normal(table, LOGIT_STD / math.sqrt(config.hidden_size), generator)
-    table[list(silent)] = 0.0
-    table[0] *= 1.8
-    with torch.no_grad():
-        model.lm_head.weight.copy_(table)
-        if model.lm_head.weight is body.embed_tokens.weight:
-            # The row of the current token scores itself: without a final norm that turns signs it would repeat for ever.
-            signs = torch.randint(0, 2, (config.hidden_size,), generator=generator) * 2.0 - 1.0
-            body.norm.weight.copy_(signs * (1.0 + body.norm.weight) - 1.0)
-        else:
-            normal(body.embed_tokens.weight, 3.0 / math.sqrt(config.hidden_size), generator)
-    _fill_tower(model.model, generator)
-
-
-def _fill_tower(model: Any, generator: torch.Generator) -> None:
-    tower, projector = model.vision_tower, model.multi_modal_projector
-    scale_linears(tower, generator)
-    for module in tower.modules():
-        if isinstance(module, torch.nn.LayerNorm):
-            module.weight.data.normal_(1.0, 0.1, generator=generator)
-    normal(tower.embeddings.position_embedding.weight, 0.3, generator)
-    patches = tower.embeddings.patch_embedding
-    normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
-    normal(projector.linear.weight, 3.0 * projector.linear.in_features**-0.5, generator)
+    fill_tables(model, body, silent, generator)
+    fill_siglip(model.model.vision_tower, generator)
+    weight = model.model.multi_modal_projector.linear.weight
+    normal(weight, 3.0 * weight.shape[1] ** -0.5, generator)

@@ -8,14 +8,11 @@ target pass the final norm in the graph; those that the layer gave itself (`draf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..common.base import Run
 from ..common.published import PublishedKind
 from ..common.verifier import Verifier
 from . import eagle_checkpoint
@@ -29,10 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...families.common.base import Family
-    from ...families.common.parts import GraphSpec
     from ...graphs.traced_module import Template
-    from ...graphs.weights import WeightStore
-    from ...parity.capture import Captured
 
 D2T = "eagle.d2t"
 """Name in the manifest's `tensors` of a trimmed vocabulary's ids."""
@@ -53,9 +47,6 @@ class EagleDraft(LayerDraft):
     @property
     def drafter(self) -> EagleNetwork:
         return self.network
-
-    def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
-        return [self.layer_graph(store, family)]
 
     def traced(self) -> Template:
         from ...graphs.traced_module import TraceInput
@@ -80,12 +71,6 @@ class EagleDraft(LayerDraft):
             f"EagleSpeculator of speculators takes the model's ({kind}, base {theirs:g}, {size} units), and fails or gives "
             "other logits there",
         ]
-
-    def parity(
-        self, graph: str, run: Run, captures: Sequence[Captured]
-    ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        for captured in captures:
-            yield from self.layer_parity(run, captured)
 
 
 class EagleKind(PublishedKind):

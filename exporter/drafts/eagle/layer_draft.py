@@ -6,7 +6,7 @@ The layer is an `EagleNetwork`; a kind says what enters it beside embeddings and
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +53,15 @@ class LayerDraft(TrainedDraft):
     @abstractmethod
     def drafter(self) -> EagleNetwork:
         """The layer in `network`."""
+
+    def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
+        return [self.layer_graph(store, family)]
+
+    def parity(
+        self, graph: str, run: Run, captures: Sequence[Captured]
+    ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+        for captured in captures:
+            yield from self.layer_parity(run, captured)
 
     @property
     def reads_lm_head(self) -> bool:  # type: ignore[override]

@@ -5,12 +5,10 @@ Nothing is trained. In a bundle it is the graph `mtp`, whose inputs and outputs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ....runtime.common.errors import ExportError, OptionError
 from ..common.published import CONFIG, PublishedKind, filled, read_config
@@ -20,11 +18,8 @@ from .traced_layer import traced_with_cache
 
 if TYPE_CHECKING:
     from ...families.common.base import Family
-    from ...families.common.parts import GraphSpec
     from ...graphs.traced_module import Template
-    from ...graphs.weights import WeightStore
-    from ...parity.capture import Captured
-    from ..common.base import Draft, Run
+    from ..common.base import Draft
 
 PREFIX = "mtp."
 """Of the head's tensors in a checkpoint."""
@@ -47,9 +42,6 @@ class MtpDraft(LayerDraft):
     @property
     def drafter(self) -> Any:
         return self.network
-
-    def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
-        return [self.layer_graph(store, family)]
 
     def traced(self) -> Template:
         from ...families.languages.qwen3_5_text import attention_hooks
@@ -74,12 +66,6 @@ class MtpDraft(LayerDraft):
 
     def export_notices(self, family: Family) -> list[str]:
         return []
-
-    def parity(
-        self, graph: str, run: Run, captures: Sequence[Captured]
-    ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        for captured in captures:
-            yield from self.layer_parity(run, captured)
 
 
 class MtpKind(PublishedKind):
