@@ -115,6 +115,34 @@ def qwen3_vl(layers: int, hidden: int, inner: int, heads: int, *, large: bool = 
     }  # fmt: skip
 
 
+def qwen3_5(
+    layers: int, hidden: int, inner: int, heads: int, values: int, *, small: bool = False
+) -> dict[str, Any]:
+    """A Qwen3.5 whose linear layers have `values` heads, with the tower of the 2B and 4B or the `small` one of the 0.8B."""
+    tower = {
+        "depth": 12 if small else 24, "hidden_size": 768 if small else 1024, "num_heads": 12 if small else 16,
+        "intermediate_size": 3072 if small else 4096, "out_hidden_size": hidden, "num_position_embeddings": 2304,
+    }  # fmt: skip
+    text = {
+        "vocab_size": 248320, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": heads // 4, "head_dim": 256, "max_position_embeddings": 262144,
+        "linear_num_key_heads": 16, "linear_num_value_heads": values, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "layer_types": ["linear_attention" if (layer + 1) % 4 else "full_attention" for layer in range(layers)],
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "mrope_section": [11, 11, 10], "mrope_interleaved": True,
+            "partial_rotary_factor": 0.25,
+        },
+    }  # fmt: skip
+    return {
+        "tiny": "qwen3.5",
+        "options": {"tied": True},
+        "text": text,
+        "vision": tower,
+        "files": QWEN3_VL_FILES,
+    }
+
+
 def llama(
     layers: int, hidden: int, inner: int, heads: int, kv_heads: int, vocabulary: int, most: int
 ) -> dict[str, Any]:
@@ -312,6 +340,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3-vl-2b": qwen3_vl(28, 2048, 6144, 16),
     "qwen3-vl-4b": qwen3_vl(36, 2560, 9728, 32),
     "qwen3-vl-8b": qwen3_vl(36, 4096, 12288, 32, large=True),
+    "qwen3.5-0.8b": qwen3_5(24, 1024, 3584, 8, 16, small=True),
+    "qwen3.5-2b": qwen3_5(24, 2048, 6144, 8, 16),
+    "qwen3.5-4b": qwen3_5(32, 2560, 9216, 16, 32),
     "smolvlm2-256m": smolvlm(4, 2048, SIGLIP_BASE, llama(30, 576, 1536, 9, 3, 49280, 8192)),
     "smolvlm2-500m": smolvlm(4, 2048, SIGLIP_BASE, llama(32, 960, 2560, 15, 5, 49280, 8192)),
     "smolvlm2-2.2b": smolvlm(
@@ -359,6 +390,8 @@ SOURCES = {
     "lfm2-vl": "https://github.com/varun00391/local-finetuned-model (config.json of the first release of the 450M); the sizes of "
     "the 1.6B from memory",
     "qwen3-vl": "tests/integration/published/checkpoints/Qwen--Qwen3-VL-4B-Instruct; the sizes of the 2B and 8B from memory",
+    "qwen3.5": "tests/integration/published/checkpoints/Qwen--Qwen3.5-0.8B; https://apxml.com/models/qwen35-4b; the sizes of the "
+    "2B from memory",
     "smolvlm": "the folders of their names in tests/integration/published/checkpoints",
     "smollm2": "https://github.com/satyasundar/erav3-s13/blob/main/README.md, "
     "https://github.com/JXL884/Entropy-aware-branching/blob/main/entropix/models/smollm.py",
@@ -450,6 +483,7 @@ def traced(alias: str) -> dict[str, Any]:
     from vlmexport.exporter.pipeline.export import export
     from vlmexport.exporter.pipeline.prepare import prepare
     from vlmexport.exporter.pipeline.request import BuildRequest
+    from vlmexport.runtime.bundle.manifest import GraphInfo
 
     known = find_alias(alias)
     assert known is not None
@@ -460,8 +494,11 @@ def traced(alias: str) -> dict[str, Any]:
         request = BuildRequest(model=f"{place}/{alias}", output=Path("-"), force=True)
         prepared = prepare(request, write=False)
         export(prepared)
-        integers = prepare(replace(request, weights="int8"), write=False)
-        export(integers)
+        graphs: dict[str, GraphInfo] = {}
+        if prepared.family.decoder.linear_attention is None:  # of which there are no integers
+            integers = prepare(replace(request, weights="int8"), write=False)
+            export(integers)
+            graphs = integers.manifest.graphs
     manifest = prepared.manifest.to_dict()
     manifest["model"] |= {"source": alias, "fingerprint": "", "trained_from": None}
     for graph in manifest["graphs"].values():
@@ -481,9 +518,7 @@ def traced(alias: str) -> dict[str, Any]:
         "parameters": parameters,
         "max_positions": prepared.family.max_positions,
         "needed_rows": prepared.family.needed_embeds,
-        "integers": {
-            name: graph.integers for name, graph in integers.manifest.graphs.items() if graph.integers
-        },
+        "integers": {name: graph.integers for name, graph in graphs.items() if graph.integers},
         "manifest": manifest,
     }
 

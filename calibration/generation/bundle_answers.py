@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ...exporter.common.memory import available_memory
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.common.cpu_count import cores
 from ...runtime.common.errors import InputError, NumericsError, OptionError
 from ...runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
@@ -148,9 +148,8 @@ def _gathered(
 
 def _fitting(manifest: Manifest, batch: int, sessions: int) -> int:
     """At most `batch`, so that the caches of all sessions take no more than their share of the memory."""
-    limits = manifest.limits
-    stored = kv_bytes_per_sequence(manifest)
-    stored += cross_kv_bytes_per_row(manifest) * (limits.max_source or limits.max_length)
-    each = stored * 4 // ITEM_SIZES[manifest.cache_dtype]  # a CPU holds float32
+    limits, held = manifest.limits, replace(manifest, cache_dtype="float32")  # a CPU's
+    each = kv_bytes_per_sequence(held)
+    each += cross_kv_bytes_per_row(held) * (limits.max_source or limits.max_length)
     available = available_memory()
     return batch if available is None else max(1, min(batch, int(MEMORY_SHARE * available / sessions / each)))

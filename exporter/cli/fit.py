@@ -119,7 +119,7 @@ def _manifest(
 def _published_integers(known: Shapes, weights: str) -> Shapes:
     """OptionError for what `build` would refuse, and for parts, whose sizes are not known."""
     from ..common.published_shapes import with_integers
-    from ..quantization.choice import HEAD, parse_weights
+    from ..quantization.choice import HEAD, check_no_states, parse_weights
 
     choice = parse_weights(weights)
     parts = [part for part, _ in choice.parts if part != HEAD]
@@ -128,6 +128,8 @@ def _published_integers(known: Shapes, weights: str) -> Shapes:
             f"--weights {choice}: of published models only the sizes of all layers and of the head are known, not of "
             f"{parts[0]}; name the kind of the layers, and {HEAD}=KIND"
         )
+    if (dtype := choice.dtype_of("") or choice.dtype_of(HEAD)) is not None:
+        check_no_states(known.manifest.decoder, dtype)
     if known.tied:
         choice.check_tied()
     return with_integers(known, choice.dtype_of(""), choice.dtype_of(HEAD), str(choice))
@@ -186,6 +188,8 @@ def rough(figure: float) -> str:
 def software(devices: Sequence[dict[str, Any]]) -> list[str]:
     """Which software makes plans: what to type for a few devices, else a line for all that need the same."""
     devices = list({row["device"]: row for row in devices}.values())
+    if not any(row["lowering"] for row in devices):
+        return [f"{devices[0]['runs_with']}."]  # the model's, whatever the device
     if len(devices) <= 3:
         return [f"{row['title']}: {row['runs_with']}." for row in devices]
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}

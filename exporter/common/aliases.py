@@ -131,6 +131,9 @@ ALIASES: tuple[Alias, ...] = (
     Alias("qwen3-vl-2b", "qwen3-vl", "Qwen3-VL 2B Instruct", hub_id="Qwen/Qwen3-VL-2B-Instruct"),
     Alias("qwen3-vl-4b", "qwen3-vl", "Qwen3-VL 4B Instruct", hub_id="Qwen/Qwen3-VL-4B-Instruct"),
     Alias("qwen3-vl-8b", "qwen3-vl", "Qwen3-VL 8B Instruct", hub_id="Qwen/Qwen3-VL-8B-Instruct"),
+    Alias("qwen3.5-0.8b", "qwen3.5", "Qwen3.5 0.8B, sees pictures and videos", hub_id="Qwen/Qwen3.5-0.8B"),
+    Alias("qwen3.5-2b", "qwen3.5", "Qwen3.5 2B, sees pictures and videos", hub_id="Qwen/Qwen3.5-2B"),
+    Alias("qwen3.5-4b", "qwen3.5", "Qwen3.5 4B, sees pictures and videos", hub_id="Qwen/Qwen3.5-4B"),
     Alias(
         "cosmos-reason1-7b",
         "qwen2.5-vl",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import onnx_ir as ir
 from pydantic import BaseModel
 
-from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.measure.inspection import (
     cross_kv_bytes_per_row,
     kv_bytes_per_image,
@@ -107,8 +107,9 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
     manifest, weight_bytes = prepared.manifest, exported.store.bytes
     linked = sum(manifest.weights.linked.values())
     sequence, cross = kv_bytes_per_sequence(manifest), cross_kv_bytes_per_row(manifest)
-    cache = sequence + cross * (manifest.limits.max_source or 0)
-    memory, whole, counts = estimate_memory(prepared, exported, cache * 4 // ITEM_SIZES[manifest.cache_dtype])
+    held = replace(manifest, cache_dtype="float32")  # a CPU's
+    cache = kv_bytes_per_sequence(held) + cross_kv_bytes_per_row(held) * (held.limits.max_source or 0)
+    memory, whole, counts = estimate_memory(prepared, exported, cache)
     work = BuildWork(
         prepared.checkpoint.tensors.memory.stored,
         weight_bytes,

@@ -17,6 +17,7 @@ from ..families.common.base import Family
 from ..families.common.matrices import round_weights
 from ..families.registry import family_for
 from ..output import check_output, check_space
+from ..quantization.choice import check_no_states
 from .checks import check_early, estimated_bytes
 from .describe import describe
 from .links import check_links
@@ -64,11 +65,8 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     set_precisions(selection, request.draft_precision)
     _round_weights(request, checkpoint, family)
     manifest = describe(request, checkpoint, family, selection)
-    if linear is not None and manifest.target_weights is not None:
-        raise OptionError(
-            f"{manifest.target_weights.dtype} weights: with linear attention they do not give the same text with drafts as "
-            "without, since a state rounds as it is folded; build with weights of floats"
-        )
+    if manifest.target_weights is not None:
+        check_no_states(manifest.decoder, manifest.target_weights.dtype)
     plans = _plan_options(request, manifest, selection)
     prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
     check_early(prepared)

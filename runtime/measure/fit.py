@@ -6,6 +6,7 @@ its bytes divided by the bandwidth (the roofline of Williams et al., CACM 2009, 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..bundle.manifest import Manifest
@@ -15,7 +16,7 @@ from ..graphs.registry import graph_role
 from ..hardware.devices import JETSON, RTX_TARGETS, Device, lowerings
 from ..speedup.cost_model import CostTable
 from ..speedup.predict import best_length, longest_drafts
-from .inspection import cache_bytes, cross_kv_bytes_per_row, kv_bytes_per_token
+from .inspection import cache_bytes, cross_kv_bytes_per_row, kv_bytes_per_token, state_bytes
 from .pass_costs import cost_table, passes
 
 CONTEXT_BYTES = 512 << 20
@@ -24,8 +25,13 @@ CONTEXT_BYTES = 512 << 20
 SYSTEM_BYTES = 2 << 30
 """Set aside for the system where it shares the memory."""
 
-PLAN_ITEM = 2
-"""Bytes of a number in a plan, which is float16 or bfloat16 unless it is asked to be float32."""
+PLAN_DTYPE, PLAN_ITEM = "float16", 2
+"""The type of a plan, float16 or bfloat16 unless it is asked to be float32, and the bytes of its numbers."""
+
+NO_PLANS = (
+    "no plan holds layers with linear attention yet: these are bounds of a plan that there is not; the bundle runs with "
+    "device='cpu'"
+)
 
 DRAFT_BLOCK = 32
 """Integers of a draft that share a scale."""
@@ -42,22 +48,24 @@ def fit(
     the length with which it would fit, 0 where none does. `acceptance`: of a drafted token, for the drafts' best lengths.
     Raises BundleError for a bundle whose manifest does not count the numbers of its graphs.
     """
-    stored, cache = ITEM_SIZES[manifest.weights_dtype], ITEM_SIZES[manifest.cache_dtype]
+    stored = ITEM_SIZES[manifest.weights_dtype]
+    held = replace(manifest, cache_dtype=PLAN_DTYPE)
     integers = stored_integers(manifest)
     limits = manifest.limits
-    cache_len = length + limits.max_width
+    token_bytes = batch * kv_bytes_per_token(held)
+    rows = (length + limits.max_width) * token_bytes
     needed = {
         "weights": (manifest.weights.total - integers) * PLAN_ITEM // stored + integers,
-        "kv_cache": batch * cache_len * kv_bytes_per_token(manifest) * PLAN_ITEM // cache,
-        "cross_kv": batch * (limits.max_source or 0) * cross_kv_bytes_per_row(manifest) * PLAN_ITEM // cache,
+        "kv_cache": rows + batch * state_bytes(held, range(held.decoder.num_layers)),
+        "cross_kv": batch * (limits.max_source or 0) * cross_kv_bytes_per_row(held),
         "context": CONTEXT_BYTES,
         "system": SYSTEM_BYTES if device.shared else 0,
     }
     total = sum(needed.values())
-    token_bytes = batch * kv_bytes_per_token(manifest) * PLAN_ITEM // cache
-    longest = max(0, (device.memory - total + needed["kv_cache"]) // token_bytes - limits.max_width)
+    longest = max(0, (device.memory - total + rows) // token_bytes - limits.max_width)
     table = roofline(manifest, device.bandwidth, length // 2)
     depths = longest_drafts(manifest, table)
+    planless = manifest.decoder.linear_attention is not None
     drafts = {}
     for name in sorted(table.drafts):
         draft_length, speedup = best_length(table, name, acceptance, depths[name])
@@ -75,8 +83,8 @@ def fit(
         "left": device.memory - total,
         "longest": longest if most is None else min(longest, most),
         "plans": sorted({str(p.get("target")) for p in manifest.plans} & {device.capability, "native"}),
-        "lowering": lowerings(device),
-        "runs_with": runs_with(device),
+        "lowering": {} if planless else lowerings(device),
+        "runs_with": NO_PLANS if planless else runs_with(device),
         "tokens_per_second": 1 / table.token_seconds(),
         "acceptance": acceptance,
         "drafts": drafts,
@@ -91,11 +99,12 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
         raise BundleError(
             "the manifest does not count the numbers of each graph, as those of older versions; build the bundle again"
         )
-    item = PLAN_ITEM / ITEM_SIZES[manifest.cache_dtype]
+    held = replace(manifest, cache_dtype=PLAN_DTYPE)
 
     def seconds(graph: str) -> float:
         info = manifest.graphs[graph]
-        kv_bytes = filled * item * cache_bytes(manifest, graph_role(info.role).cached_layers(manifest, info))
+        layers = graph_role(info.role).cached_layers(manifest, info)
+        kv_bytes = filled * cache_bytes(held, layers) + state_bytes(held, layers)
         floats = (info.parameters or 0) - (info.integers or 0) + scales(manifest, graph)
         return (PLAN_ITEM * floats + manifest.integer_bytes(graph) + kv_bytes) / bandwidth
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
 from ..bundle.folder import Bundle
@@ -10,6 +11,7 @@ from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
 from ..bundle.stored_acceptance import stored_acceptance
 from ..bundle.stored_costs import every_costs
+from ..graphs.states import states
 from ..graphs.values import layer_caches
 
 
@@ -27,10 +29,19 @@ def kv_bytes_per_token(manifest: Manifest) -> int:
     return layers + 2 * beside * ITEM_SIZES[manifest.cache_dtype]
 
 
+def state_bytes(manifest: Manifest, layers: Iterable[int]) -> int:
+    """Bytes of the states that some decoder layers keep of one sequence, whatever its length."""
+    every = states(manifest, layers).values()
+    return sum(
+        ITEM_SIZES[dtype] * prod(size for size in shape if isinstance(size, int)) for dtype, shape in every
+    )
+
+
 def kv_bytes_per_sequence(manifest: Manifest) -> int:
-    """Bytes of the key/value buffers of one sequence: capacity = max_length + max_width positions."""
-    limits = manifest.limits
-    return (limits.max_length + limits.max_width) * kv_bytes_per_token(manifest)
+    """Bytes of the buffers of one sequence: keys and values of max_length + max_width positions, and its states."""
+    limits, layers = manifest.limits, range(manifest.decoder.num_layers)
+    capacity = limits.max_length + limits.max_width
+    return capacity * kv_bytes_per_token(manifest) + state_bytes(manifest, layers)
 
 
 def cross_kv_bytes_per_row(manifest: Manifest) -> int:

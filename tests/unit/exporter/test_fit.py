@@ -21,6 +21,7 @@ from vlmexport.exporter.common.published_shapes import (
 )
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.quantization.choice import parse_weights
+from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.target_weights import TargetWeights
@@ -28,6 +29,7 @@ from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, OptionError
 from vlmexport.runtime.hardware.devices import DEVICES, devices_named, lowerings, nearest_devices
 from vlmexport.runtime.measure.fit import CONTEXT_BYTES, SYSTEM_BYTES, fit, roofline
+from vlmexport.runtime.measure.inspection import kv_bytes_per_sequence, state_bytes
 
 SEEN = (("int8", "llama-tied"), ("int4", "blip2-t5"), ("float,head=int8", "llama"))
 """Weights and models that every run plans; others are slow."""
@@ -194,6 +196,34 @@ def test_published_models_are_known_without_their_files(
     assert main(["fit", name, "--target", "h200", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["devices"]
     assert found["fits"] and found["needed"]["weights"] == manifest.weights.bytes // 2
+
+
+def test_states_are_counted_once_a_sequence_and_no_plan_is_promised(
+    tiny_bundle: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = tiny_bundle("qwen3.5")
+    manifest = Bundle.open(folder).manifest
+    with Session.load(folder, max_batch=1) as session:
+        decoder = session.decoder
+        held = decoder.arena.nbytes + decoder.states.nbytes
+        assert decoder.states.nbytes > 0 and held == kv_bytes_per_sequence(manifest)
+    needs = [
+        fit(manifest, DEVICES["h100"], length=length, batch=batch, acceptance=0.5)["needed"]["kv_cache"]
+        for length, batch in ((100, 1), (200, 1), (200, 3))
+    ]
+    states = state_bytes(replace(manifest, cache_dtype="float16"), range(manifest.decoder.num_layers))
+    row = (
+        2 * manifest.decoder.num_kv_heads * manifest.decoder.head_dim * 2
+    )  # one layer of three has keys and values
+    assert needs[1] - needs[0] == 100 * row and needs[2] == 3 * needs[1]
+    assert needs[0] == (100 + manifest.limits.max_width) * row + states
+    assert main(["fit", "qwen3.5-0.8b", "--target", "orin-nano-8gb", "--json"]) == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert (device["plans"], device["lowering"]) == ([], {}) and "device='cpu'" in device["runs_with"]
+    assert main(["fit", "qwen3.5-0.8b"]) == 0
+    assert "no plan holds" in capsys.readouterr().out
+    assert main(["fit", "qwen3.5-0.8b", "--weights", "int8"]) == 2
+    assert "linear attention" in capsys.readouterr().err
 
 
 def test_other_names_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
