@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ....runtime.common.errors import OptionError
 
 
 def rotary_angles(
@@ -32,6 +34,30 @@ def mrope_axes(sections: Sequence[int], interleaved: bool, angles: int) -> list[
     if interleaved:
         return [i % 3 if i % 3 and i < 3 * sections[i % 3] else 0 for i in range(angles)]
     return [axis for axis, count in enumerate(sections) for _ in range(count)]
+
+
+def checked_sections(kind: str, sections: Any) -> tuple[int, ...]:
+    """Counts of angles by axis (`mrope_axes`); OptionError, which begins with `kind`, unless they are three."""
+    known = isinstance(sections, list | tuple) and len(sections) == 3
+    if not known or not all(type(count) is int and 0 <= count <= 8192 for count in sections):
+        raise OptionError(f"{kind}: mrope_section {sections!r:.80} is not three numbers")
+    return tuple(sections)
+
+
+def run_layer(
+    layer: nn.Module,
+    hidden_states: Tensor,
+    angles: tuple[Tensor, Tensor],
+    mask: Tensor,
+    past: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """What a decoder layer of transformers gives, [B, T, E], and the keys and values of all S + T; `angles` are (cos, sin) of
+    half of what turns of a head, `mask` is bool [B, 1, T, S + T] (True: visible), `past` keys and values [B, heads, S, D]."""
+    cos, sin = (torch.cat([half, half], -1).to(hidden_states.dtype) for half in angles)
+    cache = Joined(past)
+    out = layer(hidden_states, attention_mask=mask, position_embeddings=(cos, sin), past_key_values=cache)
+    assert cache.key_values is not None
+    return out, cache.key_values
 
 
 class Joined:

@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ....runtime.common.errors import OptionError
-from ..common.attention_cache import Joined, mrope_axes, rotary_angles
+from ..common.attention_cache import checked_sections, mrope_axes, rotary_angles, run_layer
 from ..common.trained import WIDEST, check_number, check_width
 
 HEADS = ("own", "shared", "trimmed")
@@ -97,14 +97,11 @@ class EagleConfig:
                 raise OptionError("EAGLE: mrope_interleaved without mrope_section; give both or neither")
             return
         half = self.head_dim // 2
-        known = isinstance(sections, list | tuple) and len(sections) == 3
-        if not known or not all(type(count) is int and 0 <= count <= 8192 for count in sections):
-            raise OptionError(f"EAGLE: mrope_section {sections!r:.80} is not three numbers")
+        object.__setattr__(self, "mrope_section", checked_sections("EAGLE", sections))
         if not self.mrope_interleaved and sum(sections) != half:
             raise OptionError(
                 f"EAGLE: mrope_section {sections!r:.80} is not three numbers whose sum is {half}, half a head"
             )
-        object.__setattr__(self, "mrope_section", tuple(sections))
 
     @property
     def axes(self) -> int:
@@ -207,16 +204,7 @@ class EagleNetwork(nn.Module):
         past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The layer alone over `hidden_states` [B, T, E] that enter it; as `forward`."""
-        cos, sin = (torch.cat([half, half], -1) for half in self.angles(positions))
-        cache = Joined(past)
-        out = self.layers[0](
-            hidden_states,
-            attention_mask=mask,
-            position_embeddings=(cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)),
-            past_key_values=cache,
-        )
-        assert cache.key_values is not None
-        return out, cache.key_values
+        return run_layer(self.layers[0], hidden_states, self.angles(positions), mask, past)
 
     def logits(self, features: Tensor, lm_head: Tensor) -> Tensor:
         """Logits [.., proposed] of features [.., E]; `lm_head` [V, E] is the target's, read where it is shared."""

@@ -17,7 +17,7 @@ from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
 from ....runtime.common.errors import OptionError
-from ..common.attention_cache import Joined, mrope_axes, rotary_angles
+from ..common.attention_cache import checked_sections, mrope_axes, rotary_angles, run_layer
 from ..common.trained import check_number, check_width
 from .eagle_network import LARGEST, LARGEST_BASE, SMALLEST_EPS
 
@@ -64,10 +64,7 @@ class MtpConfig:
             )
         check_number("MTP: rope_theta", self.rope_theta, 1.0, LARGEST_BASE)
         check_number("MTP: norm_eps", self.norm_eps, SMALLEST_EPS, 1.0)
-        sections = self.mrope_section
-        if len(sections) != 3 or not all(type(count) is int and 0 <= count <= 8192 for count in sections):
-            raise OptionError(f"MTP: mrope_section {sections!r:.80} is not three numbers")
-        object.__setattr__(self, "mrope_section", tuple(sections))
+        object.__setattr__(self, "mrope_section", checked_sections("MTP", self.mrope_section))
 
     @property
     def proposed(self) -> int:
@@ -121,16 +118,9 @@ class MtpNetwork(nn.Module):
         past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """(features [B, T, E] of the next positions, keys and values of all S + T); as `EagleNetwork.forward`."""
-        cos, sin = (torch.cat([half, half], -1).to(embedded.dtype) for half in self.angles(positions))
-        cache = Joined(past)
-        out = self.layers[0](
-            self.joined(embedded, features),
-            position_embeddings=(cos, sin),
-            attention_mask=mask,
-            past_key_values=cache,
-        )
-        assert cache.key_values is not None
-        return self.norm(out), cache.key_values
+        entered = self.joined(embedded, features)
+        out, key_values = run_layer(self.layers[0], entered, self.angles(positions), mask, past)
+        return self.norm(out), key_values
 
     def logits(self, features: Tensor, lm_head: Tensor) -> Tensor:
         """Logits [.., V] of features [.., E]; `lm_head` [V, E] is the target's."""
