@@ -69,7 +69,7 @@ def build_one(model: str, bundle: str, weights: str, pixels: str) -> None:
     build_bundle(
         BuildRequest(
             model=model, output=Path(bundle), weights=weights, max_pixels=int(pixels) or None, drafts=["prompt-lookup"],
-            parity=False,
+            max_length=LENGTH, parity=False,
         )
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...exporter.checkpoint.origin import Origin
 from ...exporter.output import replaced_folder
 from ...exporter.quantization.blocks import BLOCK
-from ...exporter.quantization.choice import HEAD, WeightsChoice
+from ...exporter.quantization.choice import HEAD, WeightsChoice, check_no_states
 from ...runtime.common.errors import OptionError
 from ..data.reading.records import RecordSet
 from ..targets.target import Target
@@ -75,7 +75,9 @@ def quantize(
 
 
 def check_weights(target: Target, choice: WeightsChoice) -> None:
-    """OptionError for parts that name no matrix of the target, and for a choice that leaves all of them float."""
+    """OptionError for a target that no bundle computes with integers, for parts that name none of its matrices, and for a choice
+    that leaves all of them float."""
+    check_no_states(target.family.decoder.linear_attention, str(choice))
     matrices = [m for stack in stacks(target) for layer in stack.matrices for m in layer]
     if not matrices:
         raise OptionError(

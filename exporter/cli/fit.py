@@ -129,7 +129,7 @@ def _published_integers(known: Shapes, weights: str) -> Shapes:
             f"{parts[0]}; name the kind of the layers, and {HEAD}=KIND"
         )
     if (dtype := choice.dtype_of("") or choice.dtype_of(HEAD)) is not None:
-        check_no_states(known.manifest.decoder, dtype)
+        check_no_states(known.manifest.decoder.linear_attention, dtype)
     if known.tied:
         choice.check_tied()
     return with_integers(known, choice.dtype_of(""), choice.dtype_of(HEAD), str(choice))

@@ -66,7 +66,7 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     _round_weights(request, checkpoint, family)
     manifest = describe(request, checkpoint, family, selection)
     if manifest.target_weights is not None:
-        check_no_states(manifest.decoder, manifest.target_weights.dtype)
+        check_no_states(linear, manifest.target_weights.dtype)
     plans = _plan_options(request, manifest, selection)
     prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
     check_early(prepared)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...runtime.bundle.decoder_info import DecoderInfo
 from ...runtime.common.errors import OptionError
 from ..common.precisions import INTEGERS
 
@@ -68,11 +67,11 @@ class WeightsChoice:
         return ",".join([self.kind, *(f"{part}={kind}" for part, kind in self.parts)])
 
 
-def check_no_states(decoder: DecoderInfo, dtype: str) -> None:
-    """OptionError for integers, of the type `dtype`, in a decoder with linear attention."""
-    if decoder.linear_attention is not None:
+def check_no_states(linear_attention: object | None, weights: str) -> None:
+    """OptionError for integer `weights` of a decoder with linear attention, whose sizes are given."""
+    if linear_attention is not None:
         raise OptionError(
-            f"{dtype} weights: with linear attention they do not give the same text with drafts as without, since a state "
+            f"{weights} weights: with linear attention they do not give the same text with drafts as without, since a state "
             "rounds as it is folded; build with weights of floats"
         )
 
