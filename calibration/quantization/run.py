@@ -75,9 +75,8 @@ def quantize(
 
 
 def check_weights(target: Target, choice: WeightsChoice) -> None:
-    """OptionError for a target that no bundle computes with integers, for parts that name none of its matrices, and for a choice
-    that leaves all of them float."""
-    check_no_states(target.family.decoder.linear_attention, str(choice))
+    """OptionError for parts that name no matrix of the target, for a choice that leaves all of them float, and for a target that
+    no bundle computes with integers."""
     matrices = [m for stack in stacks(target) for layer in stack.matrices for m in layer]
     if not matrices:
         raise OptionError(
@@ -87,6 +86,7 @@ def check_weights(target: Target, choice: WeightsChoice) -> None:
     choice.check_parts(m.name for m in matrices)
     if not any(choice.dtype_of(m.name) for m in (*matrices, *([] if head is None else [head]))):
         raise OptionError(f"--weights {choice}: every matrix stays float; choose int8 or int4 for some")
+    check_no_states(target.family.decoder.linear_attention, str(choice))
 
 
 def packed_tensors(target: Target, quantized: Quantized) -> PackedTensors:

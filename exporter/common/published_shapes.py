@@ -46,8 +46,10 @@ class Shapes:
     @property
     def tied(self) -> bool:
         """Whether the LM head is the embedding table, too, which no graph counts."""
-        counted = sum(graph.parameters or 0 for graph in self.manifest.graphs.values())
-        return self.manifest.weights.total // ITEM - counted < self.integers["head"] // 2
+        manifest = self.manifest
+        counted = sum(graph.parameters or 0 for graph in manifest.graphs.values())
+        table = manifest.text.vocab_size * manifest.decoder.hidden_size
+        return manifest.weights.total // ITEM - counted < table // 2
 
 
 def published(alias: str) -> Shapes | None:

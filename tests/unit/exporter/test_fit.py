@@ -222,6 +222,8 @@ def test_states_are_counted_once_a_sequence_and_no_plan_is_promised(
     assert (device["plans"], device["lowering"]) == ([], {}) and "device='cpu'" in device["runs_with"]
     assert main(["fit", "qwen3.5-0.8b"]) == 0
     assert "no plan holds" in capsys.readouterr().out
+    assert main(["fit", "qwen3.5-0.8b", "--target", "orin-nano-8gb", "--json", "--weights", "float"]) == 0
+    assert json.loads(capsys.readouterr().out)["devices"] == [device]
     assert main(["fit", "qwen3.5-0.8b", "--weights", "int8"]) == 2
     assert "linear attention" in capsys.readouterr().err
 
