@@ -14,7 +14,7 @@ from ...runtime.bundle.manifest import GraphInfo
 from ...runtime.decoder.masks import encoder_mask
 from ...runtime.decoder.prompt_chunks import Block, blocks_within, prompt_chunks, widest_prefill
 from ...runtime.drafts.layer_skip_options import kept_attention
-from ...runtime.graphs.states import COUNTS, RECURRENT_STATE, linear_layers, states
+from ...runtime.graphs.states import COUNTS, RECURRENT_STATE, linear_layers, sequence_states
 from ...runtime.graphs.values import caches_by_name, deepstack_inputs, segment_positions, slots_read
 from ..drafts.common.base import Draft
 from .capture import Captured
@@ -232,8 +232,8 @@ def run_layers(
             held = rows
         runs.append(feeds)
     runs[0] |= {name: stale[shape] for name, shape in shapes.items()}
-    for name, (_, (_, *sizes)) in states(bundle.manifest, linear).items():
-        shapes[name] = (batch, *(size for size in sizes if isinstance(size, int)))
+    for name, (_, shape) in sequence_states(bundle.manifest, linear).items():
+        shapes[name] = (batch, *shape)
         runs[0][name] = np.zeros(shapes[name], np.float32)
     return steps, runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in shapes})
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..bundle.manifest import Manifest
 from ..engines.base import DTYPES, Buffer, Engine, View
 from ..engines.buffers import HostBuffer
-from ..graphs.states import COUNTS, linear_layers, states
+from ..graphs.states import COUNTS, linear_layers, sequence_states
 from .forward_pass import ForwardPass
 
 
@@ -32,8 +32,7 @@ class States:
         """By segment, rows that its states of each sequence hold."""
         self._buffers: dict[str, tuple[Buffer, tuple[int, ...], str]] = {}
         """By name: where it lies, and the shape and type of one sequence's."""
-        for name, (_, (_, *sizes)) in states(manifest, range(manifest.decoder.num_layers)).items():
-            shape = tuple(size for size in sizes if isinstance(size, int))
+        for name, (_, shape) in sequence_states(manifest, range(manifest.decoder.num_layers)).items():
             dtype = engine.dtype(_segment_with(manifest, name), name)
             nbytes = max_batch * int(np.prod(shape)) * DTYPES[dtype].itemsize
             self._buffers[name] = engine.allocate(name, nbytes, zeroed=True), shape, dtype

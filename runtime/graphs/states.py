@@ -56,8 +56,8 @@ def state_shapes(linear: LinearSizes, max_width: int) -> dict[str, tuple[int, ..
     }
 
 
-def states(manifest: Manifest, layers: Iterable[int], prefix: str = "") -> Values:
-    """The states of those of some layers of the target that keep one."""
+def sequence_states(manifest: Manifest, layers: Iterable[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The states that those of some layers of the target keep of one sequence: by name, dtype and shape."""
     decoder = manifest.decoder
     own = linear_layers(decoder.layer_types, layers)
     if not own:
@@ -65,10 +65,14 @@ def states(manifest: Manifest, layers: Iterable[int], prefix: str = "") -> Value
     assert decoder.linear_attention is not None, "checked with the manifest"
     shapes = state_shapes(decoder.linear_attention, manifest.limits.max_width)
     dtypes = {RECENT_ROWS: manifest.cache_dtype, RECURRENT_STATE: "float32"}
+    return {f"{name}.{layer}": (dtypes[name], shapes[name]) for name in STATES for layer in own}
+
+
+def states(manifest: Manifest, layers: Iterable[int], prefix: str = "") -> Values:
+    """`sequence_states` of a batch, as a graph has them."""
     return {
-        f"{prefix}{name}.{layer}": (dtypes[name], ("batch", *shapes[name]))
-        for name in STATES
-        for layer in own
+        f"{prefix}{name}": (dtype, ("batch", *shape))
+        for name, (dtype, shape) in sequence_states(manifest, layers).items()
     }
 
 

@@ -11,7 +11,7 @@ from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
 from ..bundle.stored_acceptance import stored_acceptance
 from ..bundle.stored_costs import every_costs
-from ..graphs.states import states
+from ..graphs.states import sequence_states
 from ..graphs.values import layer_caches
 
 
@@ -31,10 +31,7 @@ def kv_bytes_per_token(manifest: Manifest) -> int:
 
 def state_bytes(manifest: Manifest, layers: Iterable[int]) -> int:
     """Bytes of the states that some decoder layers keep of one sequence, whatever its length."""
-    every = states(manifest, layers).values()
-    return sum(
-        ITEM_SIZES[dtype] * prod(size for size in shape if isinstance(size, int)) for dtype, shape in every
-    )
+    return sum(ITEM_SIZES[dtype] * prod(shape) for dtype, shape in sequence_states(manifest, layers).values())
 
 
 def kv_bytes_per_sequence(manifest: Manifest) -> int:
