@@ -103,9 +103,8 @@ def qwen3_vl(layers: int, hidden: int, inner: int, heads: int, *, large: bool = 
         "intermediate_size": 4304 if large else 4096, "out_hidden_size": hidden, "num_position_embeddings": 2304,
         "deepstack_visual_indexes": [8, 16, 24] if large else [5, 11, 17],
     }  # fmt: skip
-    text = {
-        "vocab_size": 151936, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144,
+    text = llama(layers, hidden, inner, heads, 8, 151936, 262144) | {
+        "head_dim": 128,
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
         },
@@ -123,10 +122,8 @@ def qwen3_5(
         "depth": 12 if small else 24, "hidden_size": 768 if small else 1024, "num_heads": 12 if small else 16,
         "intermediate_size": 3072 if small else 4096, "out_hidden_size": hidden, "num_position_embeddings": 2304,
     }  # fmt: skip
-    text = {
-        "vocab_size": 248320, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": heads // 4, "head_dim": 256, "max_position_embeddings": 262144,
-        "linear_num_key_heads": 16, "linear_num_value_heads": values, "linear_key_head_dim": 128,
+    text = llama(layers, hidden, inner, heads, heads // 4, 248320, 262144) | {
+        "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": values, "linear_key_head_dim": 128,
         "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
         "layer_types": ["linear_attention" if (layer + 1) % 4 else "full_attention" for layer in range(layers)],
         "rope_parameters": {
@@ -483,7 +480,6 @@ def traced(alias: str) -> dict[str, Any]:
     from vlmexport.exporter.pipeline.export import export
     from vlmexport.exporter.pipeline.prepare import prepare
     from vlmexport.exporter.pipeline.request import BuildRequest
-    from vlmexport.runtime.bundle.manifest import GraphInfo
 
     known = find_alias(alias)
     assert known is not None
@@ -494,11 +490,13 @@ def traced(alias: str) -> dict[str, Any]:
         request = BuildRequest(model=f"{place}/{alias}", output=Path("-"), force=True)
         prepared = prepare(request, write=False)
         export(prepared)
-        graphs: dict[str, GraphInfo] = {}
-        if prepared.family.decoder.linear_attention is None:  # of which there are no integers
-            integers = prepare(replace(request, weights="int8"), write=False)
-            export(integers)
-            graphs = integers.manifest.graphs
+        integers = {}
+        if prepared.family.decoder.linear_attention is None:  # of which there are none
+            narrow = prepare(replace(request, weights="int8"), write=False)
+            export(narrow)
+            integers = {
+                name: graph.integers for name, graph in narrow.manifest.graphs.items() if graph.integers
+            }
     manifest = prepared.manifest.to_dict()
     manifest["model"] |= {"source": alias, "fingerprint": "", "trained_from": None}
     for graph in manifest["graphs"].values():
@@ -518,7 +516,7 @@ def traced(alias: str) -> dict[str, Any]:
         "parameters": parameters,
         "max_positions": prepared.family.max_positions,
         "needed_rows": prepared.family.needed_embeds,
-        "integers": {name: graph.integers for name, graph in graphs.items() if graph.integers},
+        "integers": integers,
         "manifest": manifest,
     }
 
