@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import torch
 
 from ...runtime.common.errors import ExportError, UnsupportedModelError
-from ..common.memory import CheckpointMemory
+from ..common.memory import CheckpointMemory, widened_bytes
 from ..quantization.matrix import matrix_of
 from .layouts.layout import Layout
 from .layouts.matrix import IntegerMatrix, StoredMatrix
@@ -86,16 +87,16 @@ class IntegerTensors(TensorFiles):
     @property
     def memory(self) -> CheckpointMemory:
         sizes = [
-            (count, self._stored_bytes(name), count * getattr(torch, self.dtype(name)).itemsize)
+            (shape, self._stored_bytes(name), math.prod(shape) * getattr(torch, self.dtype(name)).itemsize)
             for name in self
             if "float" in self.dtype(name)
-            for count in [torch.Size(self.shape(name)).numel()]
+            for shape in [self.shape(name)]
         ]
         return CheckpointMemory(
             sum(stored for _, stored, _ in sizes),
-            4 * sum(count for count, _, _ in sizes),
+            4 * sum(math.prod(shape) for shape, _, _ in sizes),
             max((read for _, _, read in sizes), default=0),
-            max((read + 8 * count for count, _, read in sizes), default=0),
+            max((widened_bytes(shape, read) for shape, _, read in sizes), default=0),
         )
 
     def _stored_bytes(self, name: str) -> int:

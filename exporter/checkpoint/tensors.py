@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ..common.memory import CheckpointMemory
+from ..common.memory import CheckpointMemory, widened_bytes
 from ..quantization.matrix import QuantizedMatrix
 from .pickled import load_pickled
 from .plain import plain_problem
@@ -87,13 +87,15 @@ class TensorFiles:
     def memory(self) -> CheckpointMemory:
         """What holding the tensors takes."""
         sizes = [
-            (math.prod(e.shape), _item_size(e.dtype)) for e in self._entries.values() if "float" in e.dtype
+            (e.shape, math.prod(e.shape) * _item_size(e.dtype))
+            for e in self._entries.values()
+            if "float" in e.dtype
         ]
         return CheckpointMemory(
-            sum(count * size for count, size in sizes),
-            4 * sum(count for count, _ in sizes),
-            max((count * size for count, size in sizes), default=0),
-            max((count * (size + 8) for count, size in sizes), default=0),
+            sum(stored for _, stored in sizes),
+            4 * sum(math.prod(shape) for shape, _ in sizes),
+            max((stored for _, stored in sizes), default=0),
+            max((widened_bytes(shape, stored) for shape, stored in sizes), default=0),
         )
 
     def order(self, name: str) -> tuple[int, int]:

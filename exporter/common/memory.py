@@ -6,6 +6,7 @@ Estimates are of resident memory in bytes; `benchmarks/build_memory.py` compares
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,12 @@ LEFTOVER_BYTES = 90 << 20
 
 WHOLE_SHARE = 0.9
 """Share of the available memory that comparing whole may take; the rest is for what nobody estimates."""
+
+LARGE_MATRIX_BYTES = 1 << 30
+"""A matrix of this many bytes in float64 is not held in float64 (`parity/large_matrices.py`)."""
+
+SLICE_BYTES = 64 << 20
+"""What of a large matrix is in float64 at a time."""
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's mallopt
 _LARGE = 1 << 20
@@ -62,13 +69,23 @@ def node_prefix(name: str) -> str:
 
 @dataclass(frozen=True)
 class CheckpointMemory:
-    """Bytes of a checkpoint's floating-point tensors: as stored, all in float32, the largest as stored, and the largest
-    as stored and in float64 together."""
+    """Bytes of a checkpoint's floating-point tensors: as stored, all in float32, the largest as stored, and the most that
+    one takes as stored and widened together (`widened_bytes`)."""
 
     stored: int
     float32: int
     largest: int
     widened: int
+
+
+def is_large(shape: Sequence[int]) -> bool:
+    """Whether a tensor is a matrix that parity does not hold in float64."""
+    return len(shape) == 2 and 8 * math.prod(shape) >= LARGE_MATRIX_BYTES
+
+
+def widened_bytes(shape: Sequence[int], stored: int) -> int:
+    """Bytes of a tensor of `stored` bytes beside its copy in float64; of a large matrix beside that in float32."""
+    return stored + (4 if is_large(shape) else 8) * math.prod(shape)
 
 
 @dataclass(frozen=True)

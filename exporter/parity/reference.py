@@ -21,6 +21,7 @@ from ..common.float64 import arithmetic_as_asked
 from ..graphs.dtypes import TORCH
 from ..quantization.matrix import QuantizedMatrix
 from ..quantization.reading import read_dequantized
+from .large_matrices import WIDE, compute_in_float64, keeps_stored
 
 KERNELS = "transformers.integrations.hub_kernels"
 """Where transformers says that a package would be faster than its own operators, which are the reference."""
@@ -122,12 +123,13 @@ def _empty(checkpoint: Checkpoint, compute: torch.dtype) -> Any:
 def _streamed(checkpoint: Checkpoint, dtype: torch.dtype, compute: torch.dtype = torch.float32) -> Any:
     model = _empty(checkpoint, compute)
     for name, module in model.named_modules():
-        owned = list(module._parameters)
-        if owned:
-            module.register_forward_pre_hook(
-                _loader(checkpoint, name, owned, dtype, compute), with_kwargs=True
-            )
-            module.register_forward_hook(_dropper(owned))
+        if module._parameters:
+            narrow = compute == WIDE and keeps_stored(module)
+            load, drop = _loader_and_dropper(checkpoint, module, name, dtype, None if narrow else compute)
+            module.register_forward_pre_hook(load, with_kwargs=True)
+            module.register_forward_hook(drop)
+            if narrow:
+                compute_in_float64(module)
         if (path := READ_BY_PARENT.get(type(module).__name__)) is not None:
             _stream_child(checkpoint, module, name, path, dtype, compute)
     for module in model.modules():
@@ -143,9 +145,7 @@ def _stream_child(
 ) -> None:
     """The parameters of a child are there while `module`, at `path`, runs."""
     child = module.get_submodule(name)
-    owned = list(child._parameters)
-    load = _loader(checkpoint, f"{path}.{name}", owned, dtype, compute)
-    drop = _dropper(owned)
+    load, drop = _loader_and_dropper(checkpoint, child, f"{path}.{name}", dtype, compute)
     module.register_forward_pre_hook(lambda _, args, kwargs: load(child, args, kwargs), with_kwargs=True)
     module.register_forward_hook(lambda _, args, output: drop(child, args, output))
 
@@ -158,20 +158,35 @@ def rounded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def _loader(
-    checkpoint: Checkpoint, path: str, owned: list[str], dtype: torch.dtype, compute: torch.dtype
-) -> Any:
+def _loader_and_dropper(
+    checkpoint: Checkpoint, module: nn.Module, path: str, dtype: torch.dtype, compute: torch.dtype | None
+) -> tuple[Any, Any]:
+    """Hooks: one reads the parameters of the module at `path`, the other puts back those without memory."""
+    empty = dict(module._parameters)
+
     def load(module: nn.Module, args: Any, kwargs: Any) -> None:
-        for name in owned:
+        for name in empty:
             _load(checkpoint, module, path, name, dtype, compute)
 
-    return load
+    def drop(module: nn.Module, args: Any, output: Any) -> None:
+        dropped = sum(value.nbytes for value in module._parameters.values() if value is not None)
+        module._parameters.update(empty)
+        if dropped >= COLLECT_BYTES:
+            gc.collect(0)
+
+    return load, drop
 
 
 def _load(
-    checkpoint: Checkpoint, module: nn.Module, path: str, name: str, dtype: torch.dtype, compute: torch.dtype
+    checkpoint: Checkpoint,
+    module: nn.Module,
+    path: str,
+    name: str,
+    dtype: torch.dtype,
+    compute: torch.dtype | None,
 ) -> None:
-    """Gives a parameter of the module at `path` its numbers, as a bundle of `dtype` stores them."""
+    """Gives a parameter of the module at `path` its numbers, as a bundle of `dtype` stores them, in `compute`; None: in
+    the dtype in which they are read."""
     if module._parameters[name] is None:
         return
     with arithmetic_as_asked():
@@ -182,19 +197,6 @@ def _load(
             tensor = checkpoint.tensors.read(stored)
             if dtype.itemsize < tensor.dtype.itemsize or dtype.itemsize == 2:
                 tensor = tensor.to(dtype)
-        wide = torch.empty(tensor.shape, dtype=compute).copy_(tensor)  # without a copy in between
-        module._parameters[name] = nn.Parameter(wide, requires_grad=False)
-
-
-def _dropper(owned: list[str]) -> Any:
-    def drop(module: nn.Module, args: Any, output: Any) -> None:
-        dropped = 0
-        for name in owned:
-            value = module._parameters[name]
-            if value is not None:
-                dropped += value.nbytes
-                module._parameters[name] = nn.Parameter(value.detach().to("meta"), requires_grad=False)
-        if dropped >= COLLECT_BYTES:
-            gc.collect(0)
-
-    return drop
+        if compute is not None:
+            tensor = torch.empty(tensor.shape, dtype=compute).copy_(tensor)  # without a copy in between
+        module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
