@@ -130,6 +130,7 @@ CASES: dict[str, dict[str, Any]] = {
         "run": True,
     },
     "qwen3-vl-4b": {**PUBLISHED["qwen3-vl-4b"], "build": ["--draft-layer", "9", "--max-pixels", "401408"], "run": True},
+    "qwen3.5-0.8b": {**PUBLISHED["qwen3.5-0.8b"], "build": ["--draft-layer", "8", "--max-pixels", "401408"], "run": True},
     "smolvlm2-2.2b": {**PUBLISHED["smolvlm2-2.2b"], "build": ["--draft-layer", "6"], "run": True},
     "smolvlm2-256m": {**PUBLISHED["smolvlm2-256m"], "build": ["--draft-layer", "8"], "run": True},
     "internvl3-2b": {**PUBLISHED["internvl3-2b"], "build": ["--draft-layer", "7"], "run": True},
