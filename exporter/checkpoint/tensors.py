@@ -86,11 +86,8 @@ class TensorFiles:
     @property
     def memory(self) -> CheckpointMemory:
         """What holding the tensors takes."""
-        sizes = [
-            (e.shape, math.prod(e.shape) * _item_size(e.dtype))
-            for e in self._entries.values()
-            if "float" in e.dtype
-        ]
+        floats = [e for e in self._entries.values() if "float" in e.dtype]
+        sizes = [(e.shape, math.prod(e.shape) * _item_size(e.dtype)) for e in floats]
         return CheckpointMemory(
             sum(stored for _, stored in sizes),
             4 * sum(math.prod(shape) for shape, _ in sizes),
