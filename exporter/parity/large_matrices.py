@@ -16,7 +16,8 @@ WIDE = torch.float64
 def keeps_stored(module: nn.Module) -> bool:
     """Whether `module` is a linear layer or a table of embeddings that `compute_in_float64` takes."""
     known = type(module) is nn.Linear or isinstance(module, nn.Embedding)
-    return known and is_large(tuple(module.weight.shape))
+    weight: Any = module._parameters.get("weight")
+    return known and is_large(weight.shape)
 
 
 def compute_in_float64(module: nn.Module) -> None:
@@ -35,7 +36,8 @@ def _only_looked_up(module: nn.Module, args: Any, kwargs: Any) -> Any:
     """The module's table becomes its rows that are looked up, in float64, and the ids their places in it."""
     (ids,) = (*args, *kwargs.values())
     rows, places = torch.unique(ids, return_inverse=True)
-    module._parameters["weight"] = nn.Parameter(module.weight[rows].to(WIDE), requires_grad=False)
+    table: Any = module._parameters["weight"]
+    module._parameters["weight"] = nn.Parameter(table[rows].to(WIDE), requires_grad=False)
     return (places,), {}
 
 
