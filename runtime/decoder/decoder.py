@@ -20,20 +20,16 @@ from .commit import Commit
 from .device_cycle import OnDevice, is_supported
 from .encoder import Encoder
 from .exit_states import ExitStates
-from .forward_pass import PREFILL_STEP, ForwardPass
+from .forward_pass import ForwardPass
 from .forward_passes import ForwardPasses
 from .head import HeadOutputs
 from .kv_cache import BATCH_BUCKET, BUCKET, KVArena, key_value
 from .logits import TargetLogits
-from .positions import next_position
-from .prompt_chunks import Block, blocks_within, prompt_chunks, widest_prefill
+from .prefill import OnHiddenStates, Prefill
+from .prompt_chunks import Block, widest_prefill
 from .states import States
 from .token_tree import TokenTree
 from .vision import Vision
-
-OnHiddenStates = Callable[[int, View], None]
-"""`on_hidden_states(first slot, hidden states [1, n, E])`: hidden states before the final norm of one chunk of a
-prompt."""
 
 
 class Decoder:
@@ -182,14 +178,28 @@ class Decoder:
         return batch_index
 
     def remove(self, batch_index: int) -> None:
-        """Forget a sequence; the last one takes its place."""
+        """Forget a sequence; the last one takes its place, and the one that is staged that of the last one."""
         offsets = self.passes.positions.offsets
-        offsets[batch_index] = offsets[self.arena.batch - 1]
+        for target, source in self.arena.moves(batch_index):
+            offsets[target] = offsets[source]
+            self.states.replace(target, source)
         # A signal handler's exception may have ended `add` between the two.
         if self.encoder is not None and self.encoder.arena.batch == self.arena.batch:
             self.encoder.remove(batch_index)
-        self.states.replace(batch_index, self.arena.batch - 1)
         self.arena.remove(batch_index)
+
+    def stage(self) -> None:
+        """Let the last sequence, whose prompt is not through yet, stand aside: passes run over those before it, and any of
+        them may leave. None is added until `unstage`."""
+        self.arena.stage()
+        if self.encoder is not None:
+            self.encoder.stage()
+
+    def unstage(self) -> int:
+        """Take the sequence that stands aside back as the last one; returns its place."""
+        if self.encoder is not None:
+            self.encoder.unstage()
+        return self.arena.unstage()
 
     # --- one request: image embeddings, encoder, prefill ---
 
@@ -237,35 +247,11 @@ class Decoder:
         on_hidden_states: OnHiddenStates | None = None,
         blocks: Sequence[Block] = (),
     ) -> TargetLogits:
-        """Run all segments over hidden states of the prompt of a sequence, as `embed` gives them, behind those that it has
-        (`resume`); what the target says after the last one.
-
-        `positions` int64 [axes, all tokens] by default count from 0; later positions go on after the highest. Widths are
-        rounded up to few sizes. `blocks` of the whole prompt see themselves in both directions, and go through one pass
-        each. Raises `PromptError` for an empty prompt, and for more than the session holds.
-        """
-        before = self.arena.lengths[batch_index]
-        count = before + len(hidden_states)
-        if not (len(hidden_states) and count <= self.max_length):
-            raise PromptError(f"the prompt has {count} rows, the session holds 1..{self.max_length}")
-        used = 0
-        for start, end in prompt_chunks(before, count, self.prefill_width, blocks):
-            chunk, used = hidden_states[start - before : end - before], end - start
-            width = used if used <= 2 else -(-used // PREFILL_STEP) * PREFILL_STEP
-            width = max(width, self.passes.least_width)
-            width = min(width, self.prefill_width, self.arena.capacity - start)
-            if self.arena.reserve(width, batch_index) or self._moved:
-                self._forget_moved()
-            forward_pass = self.passes.prepare(0, self._end, width, 0, batch_index, 1)
-            places = None if positions is None else positions[:, start:end]
-            self.passes.run_prompt(forward_pass, chunk, start, places, blocks_within(blocks, start, end))
-            self.arena.advance(used, batch_index)
-            if on_hidden_states is not None:
-                chunk_hidden = forward_pass.result.buffer.view((1, used, self._size), self.dtype)
-                on_hidden_states(start, chunk_hidden)
-        if positions is not None:
-            self.passes.positions.offsets[batch_index] = next_position(positions) - count
-        return self.head(1, first=used - 1)
+        """A whole prompt (`Prefill`); what the target says after its last token."""
+        prefill = Prefill(self, hidden_states, batch_index, positions, on_hidden_states, blocks)
+        while (logits := prefill.step()) is None:
+            pass
+        return logits
 
     # --- one cycle ---
 
@@ -280,9 +266,9 @@ class Decoder:
         self.exit_count = 0
         self._passed = [[] for _ in range(self.arena.batch)]
 
-    def reserve(self, slots: int) -> None:
-        """Bind caches that hold so many slots after every sequence. Raises `CapacityError`."""
-        if self.arena.reserve(slots) or self._moved:
+    def reserve(self, slots: int, batch_index: int | None = None) -> None:
+        """Bind caches that hold so many slots after every sequence, or after one. Raises `CapacityError`."""
+        if self.arena.reserve(slots, batch_index) or self._moved:
             self._forget_moved()
 
     def trunk(self, cut: int, tokens: Sequence[int], trees: Sequence[TokenTree] | None = None) -> None:

@@ -86,6 +86,16 @@ class Encoder:
         self.arena.remove(batch_index)
         self.version += 1
 
+    def stage(self) -> None:
+        """The last sequence stands aside (`Decoder.stage`)."""
+        self.arena.stage()
+        self.version += 1
+
+    def unstage(self) -> None:
+        """It is the last one again."""
+        self.arena.unstage()
+        self.version += 1
+
     def run(self, batch_index: int, encoder_hidden: np.ndarray) -> None:
         """Encode hidden states [n, E] of sequence `batch_index`, which has nothing yet. Raises `PromptError` for too
         many."""

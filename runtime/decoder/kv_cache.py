@@ -14,8 +14,9 @@ from math import gcd
 import numpy as np
 
 from ..common.errors import CapacityError
-from ..engines.base import DTYPES, Buffer, Call, Engine, View
+from ..engines.base import DTYPES, Buffer, Engine, View
 from ..graphs.values import KEY_VALUE
+from .cache_growth import CacheGrowth
 
 BUCKET = 128
 """Slots by which the bound view grows."""
@@ -72,12 +73,11 @@ class KVArena:
         self.lengths = [0] * max_batch
         """Valid slots by sequence; 0 beyond the first `batch`."""
         self.batch = 1
+        self.staged = 0
+        """1 while one more sequence lies behind the batch, in no pass."""
         self.cache_len = 0
         """Slots per head in the bound views."""
         self._engine, self._bucket, self._dtype, self._static = engine, bucket, dtype, static
-        self._beside: dict[str, Buffer] = {}
-        self._growths: dict[tuple[int, int, int], Sequence[Call]] = {}
-
         self.layers: list[dict[str, Buffer]] = [{} for _ in layers]
         """The caches of each layer, by name."""
         for name in dict.fromkeys(name for layer in layers for name in layer):
@@ -93,6 +93,7 @@ class KVArena:
             for layer, shapes in zip(self.layers, layers, strict=True)
             for name, buffer in layer.items()
         ]
+        self._growth = CacheGrowth(engine, self._buffers, dtype)
         self.reset()
 
     def aligned(self, cache_len: int) -> int:
@@ -115,7 +116,7 @@ class KVArena:
             raise CapacityError(
                 f"batch of {batch} sequences; the session was loaded with max_batch={self.max_batch}"
             )
-        self.batch = batch
+        self.batch, self.staged = batch, 0
         self.lengths[:] = [0] * self.max_batch
         self.cache_len = self.capacity if self._static else min(self._bucket, self.capacity)
 
@@ -128,26 +129,48 @@ class KVArena:
 
     def add(self) -> int:
         """A further sequence with nothing cached; returns its place, the last one."""
+        assert not self.staged, "a further sequence while one is staged"
         if self.batch == self.max_batch:
             raise CapacityError(f"the session decodes {self.max_batch} sequences together, not one more")
         self.lengths[self.batch] = 0
         self.batch += 1
         return self.batch - 1
 
-    def remove(self, batch_index: int) -> None:
-        """Forget sequence `batch_index`; the last one takes its place."""
+    def stage(self) -> None:
+        """Leave the last sequence where it is, and out of the batch."""
+        self.batch, self.staged = self.batch - 1, 1
+
+    def unstage(self) -> int:
+        """Take it back into the batch; returns its place."""
+        self.batch, self.staged = self.batch + 1, 0
+        return self.batch - 1
+
+    def moves(self, batch_index: int) -> Iterator[tuple[int, int]]:
+        """(place, the place of who takes it) for what moves when sequence `batch_index` leaves: the last one, then the one
+        that is staged."""
         last = self.batch - 1
         if batch_index != last:
-            valid = self.lengths[last]
-            for buffer, shape in self._buffers:
-                target, source = self._view(buffer, shape, batch_index, 1), self._view(buffer, shape, last, 1)
-                if self._engine.host_memory:  # what lies behind the valid slots is finite, whoever's it was
-                    self._engine.read(target)[:, :, :valid] = self._engine.read(source)[:, :, :valid]
-                else:
-                    self._engine.copy(target, source).run()
-            self.lengths[batch_index] = self.lengths[last]
-        self.lengths[last] = 0
-        self.batch = last
+            yield batch_index, last
+        if self.staged:
+            yield last, self.batch
+
+    def remove(self, batch_index: int) -> None:
+        """Forget sequence `batch_index`; `moves` says who takes its place."""
+        for target, source in self.moves(batch_index):
+            self._move(target, source)
+            self.lengths[target] = self.lengths[source]
+        self.batch -= 1
+        self.lengths[self.batch + self.staged] = 0
+
+    def _move(self, target: int, source: int) -> None:
+        """Copy the caches of the sequence in place `source` to place `target`."""
+        valid = self.lengths[source]
+        for buffer, shape in self._buffers:
+            to, own = self._view(buffer, shape, target, 1), self._view(buffer, shape, source, 1)
+            if self._engine.host_memory:  # what lies behind the valid slots is finite, whoever's it was
+                self._engine.read(to)[:, :, :valid] = self._engine.read(own)[:, :, :valid]
+            else:
+                self._engine.copy(to, own).run()
 
     def reserve(self, width: int, batch_index: int | None = None) -> bool:
         """Make room for a pass of `width` new slots of sequence `batch_index`, or of all; True when the bound views
@@ -236,56 +259,5 @@ class KVArena:
 
     def _grow(self, cache_len: int) -> None:
         """Re-stride from `self.cache_len` to `cache_len` slots per head."""
-        if self._engine.host_memory:
-            for buffer, shape in self._buffers:
-                self._grow_here(buffer, shape, cache_len)
-        else:
-            for call in self._growth(cache_len):
-                call.run()
+        self._growth.run(self.batch + self.staged, self.length, self.cache_len, cache_len)
         self.cache_len = cache_len
-
-    def _grow_here(self, buffer: Buffer, shape: tuple[int, int], cache_len: int) -> None:
-        """In the memory itself, last head first so that nothing is overwritten."""
-        old, (per_sequence, size) = self.cache_len, shape
-        heads, valid = self.batch * per_sequence, self.length
-        flat = self._engine.read(buffer.view((buffer.nbytes // DTYPES[self._dtype].itemsize,), self._dtype))
-        before = flat[: heads * old * size].reshape(heads, old, size)
-        after = flat[: heads * cache_len * size].reshape(heads, cache_len, size)
-        for head in range(heads - 1, 0, -1):
-            after[head, :valid] = before[head, :valid]  # numpy copies overlapping ranges safely
-        # Masked slots are multiplied by zero, and 0 × NaN would be NaN: nothing but finite values may stay.
-        after[:, valid:] = 0
-
-    def _growth(self, cache_len: int) -> Sequence[Call]:
-        """What does it on a device, where every request grows through the same lengths: whole heads, whatever of them is
-        valid, so that the calls are always the same."""
-        key = self.batch, self.cache_len, cache_len
-        growth = self._growths.get(key)
-        if growth is None:
-            calls = [
-                call for buffer, shape in self._buffers for call in self._grow_there(buffer, shape, cache_len)
-            ]
-            growth = self._growths[key] = self._engine.repeated(calls)
-        return growth
-
-    def _grow_there(self, buffer: Buffer, shape: tuple[int, int], cache_len: int) -> Iterator[Call]:
-        """Copies must not overlap: out of the way and back, over zeros."""
-        engine, old, (per_sequence, size), kind = self._engine, self.cache_len, shape, self._dtype
-        heads = self.batch * per_sequence
-        moved, zeros = (
-            self._aside(name, heads * count * size).view((heads * count * size,), kind)
-            for name, count in (("moved", old), ("zeros", cache_len))
-        )
-        yield engine.copy(moved, buffer.view(moved.shape, kind))
-        yield engine.copy(buffer.view(zeros.shape, kind), zeros)
-        for head in range(heads if old else 0):
-            source = moved.buffer.view((old, size), kind, head * old * size)
-            yield engine.copy(buffer.view((old, size), kind, head * cache_len * size), source)
-
-    def _aside(self, name: str, count: int) -> Buffer:
-        """Memory of the engine for `count` numbers beside the caches; zeros until somebody writes there."""
-        nbytes = count * DTYPES[self._dtype].itemsize
-        buffer = self._beside.get(name)
-        if buffer is None or buffer.nbytes < nbytes:
-            buffer = self._beside[name] = self._engine.allocate(f"cache.{name}", nbytes, zeroed=True)
-        return buffer

@@ -113,9 +113,9 @@ def without_the_drafts(arena: Any) -> Iterator[None]:
     """The arena moves the target's layers alone, the last of its layers being the draft's."""
     whole = arena._buffers
     own = {id(buffer) for layer in arena.layers[:-1] for buffer in layer.values()}
-    arena._buffers = [pair for pair in whole if id(pair[0]) in own]
+    arena._buffers = arena._growth._caches = [pair for pair in whole if id(pair[0]) in own]
     yield
-    arena._buffers = whole
+    arena._buffers = arena._growth._caches = whole
 
 
 def keys_of_who_left(patch: Patch) -> None:
