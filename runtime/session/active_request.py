@@ -11,6 +11,7 @@ import numpy as np
 
 from ..common.errors import NumericsError, PromptError
 from ..decoder.decoder import Decoder
+from ..decoder.prefill import Prefill
 from ..drafts.memory.answers import tokenizer_checksum
 from ..families.base import Prepared, View
 from ..sampling.draft_sampling import DraftSampling
@@ -44,9 +45,9 @@ class Delivery:
 
 
 class ActiveRequest:
-    """One request in the decoder's batch; made by prefilling it.
+    """One request in the decoder's batch: `prefill` puts it there.
 
-    `take` and `last` hand out text, `close` gives the result.
+    `start`, `take` and `last` hand out text, `close` gives the result.
     """
 
     def __init__(
@@ -59,11 +60,7 @@ class ActiveRequest:
         delivery: Delivery,
         reused: int = 0,
     ):
-        """Prefill `prepared` in the next place of the batch. `reused`: so many of its positions are cached already.
-
-        Raises `PromptError` for a prompt that does not fit, `NumericsError` for logits that are not finite; the batch
-        is then as before.
-        """
+        """`prepared` goes to the next place of the batch. `reused`: so many of its positions are cached already."""
         begin = delivery.begin
         self._decoder, self._begin, self._manifest = decoder, begin, bundle.manifest
         self._generation = bundle.manifest.generation
@@ -96,7 +93,7 @@ class ActiveRequest:
             drawing=None
             if settings.draft_sampling == "match"
             else DraftSampling(settings.draft_sampling == "auto"),
-            batch_index=0 if reused else decoder.batch,
+            batch_index=decoder.arena.max_batch,  # none yet
             memory=settings.memory,
             grammar=settings.grammar,
         )
@@ -105,14 +102,32 @@ class ActiveRequest:
         self._push = self._text.push if delivery.streamed or settings.stop else self._text.hold
         self._unended, self._pictures = delivery.unended, delivery.pictures
         self._unended.append(self)
+        self._prepared, self._reused, self._first = prepared, reused, -1
+
+    def prefill(self) -> Iterator[None]:
+        """Everything up to the first token: yields between its parts, which are the pictures, the encoder and chunks of the
+        prompt. Its sequence is staged then (`Decoder.stage`), so that those before it may go through cycles and leave.
+
+        Raises `PromptError` for a prompt that does not fit, `NumericsError` for logits that are not finite; the batch
+        is then as before, and so it is when the iterator is closed before its end.
+        """
+        decoder, sequence = self._decoder, self.sequence
         try:
-            self._first = self._prefill(prepared, reused)
+            for placed in self._parts_of_prefill():
+                if not placed:
+                    yield
+                    continue
+                decoder.stage()
+                try:
+                    yield
+                finally:
+                    sequence.batch_index = decoder.unstage()
         except BaseException as error:
             self.end_proposer()
-            if decoder.batch > self.sequence.batch_index:
+            if decoder.batch > sequence.batch_index:
                 if isinstance(error, NumericsError):
-                    decoder.clear(self.sequence.batch_index)
-                decoder.remove(self.sequence.batch_index)
+                    decoder.clear(sequence.batch_index)
+                decoder.remove(sequence.batch_index)
             raise
 
     def start(self) -> Iterator[str]:
@@ -160,16 +175,14 @@ class ActiveRequest:
             self.sequence.proposer.end(self.sequence)
         self._unended.remove(self)
 
-    def _prefill(self, prepared: Prepared, reused: int) -> int:
-        """Everything up to the first token; returns that."""
+    def _parts_of_prefill(self) -> Iterator[bool]:
+        """Everything up to the first token; yields after a part whether the sequence has a place by then."""
         decoder, sequence, proposer = self._decoder, self.sequence, self.sequence.proposer
+        prepared, reused = self._prepared, self._reused
         manifest, seconds, ids = decoder.manifest, sequence.stats.seconds, prepared.token_ids
         if len(ids) == 0:
             raise PromptError("the prompt is empty; give at least one token")
-        start = time.perf_counter()
-        crosses, seen = manifest.decoder.cross_attention, self._pictures.encoded
-        # Of an encoder-decoder all of the prompt is kept or nothing, and nothing of the decoder's own slots.
-        batch_index = decoder.resume(0 if crosses else reused) if reused else decoder.add()
+        crosses = manifest.decoder.cross_attention
         views, image_positions = prepared.views, prepared.image_positions
         if reused and image_positions is not None:
             ends = np.cumsum([view.num_embeds for view in views])
@@ -177,13 +190,21 @@ class ActiveRequest:
                 view for view, end in zip(views, ends, strict=True) if end > np.sum(image_positions < reused)
             ]
             image_positions = image_positions[image_positions >= reused] - reused
-        image_embeds = self._pictures.image_embeds_of(decoder, views) if views else None
-        sequence.stats.reused_pictures = len(prepared.views) - (self._pictures.encoded - seen)
-        vision = time.perf_counter()
-        seconds.vision = vision - start
+        embeds: list[np.ndarray] = []
+        sequence.stats.reused_pictures = len(prepared.views)
+        for view in views:
+            start, seen = time.perf_counter(), self._pictures.encoded
+            embeds.append(self._pictures.embeds_of(decoder, view))
+            sequence.stats.reused_pictures -= self._pictures.encoded - seen
+            seconds.vision += time.perf_counter() - start
+            yield False
+        start = time.perf_counter()
+        image_embeds = None if not embeds else embeds[0] if len(embeds) == 1 else np.concatenate(embeds)
+        # Of an encoder-decoder all of the prompt is kept or nothing, and nothing of the decoder's own slots.
+        sequence.batch_index = decoder.resume(0 if crosses else reused) if reused else decoder.add()
         if crosses:
             if not reused:
-                decoder.encode(batch_index, decoder.embed(ids, image_embeds, image_positions))
+                decoder.encode(sequence.batch_index, decoder.embed(ids, image_embeds, image_positions))
             ids = decoder_ids(manifest, prepared)
             hidden_states = decoder.embed(ids)
         elif len(ids) > decoder.max_length:
@@ -198,8 +219,10 @@ class ActiveRequest:
         sequence.processors = Processors.from_info(
             self._generation, manifest.text.eos_token_ids, sequence.prompt_ids, sequence.grammar
         )
-        encoded = time.perf_counter()
-        seconds.encoder = encoded - vision
+        seconds.encoder = time.perf_counter() - start
+        if crosses:
+            yield True
+        start = time.perf_counter()
         on_hidden_states = None
         if proposer is not None and proposer.needs_pictures:
             size = (
@@ -209,17 +232,26 @@ class ActiveRequest:
             proposer.on_pictures(sequence, pictures_of(views, image_positions, entering, reused))
         if proposer is not None and proposer.needs_prompt_hidden:
             on_hidden_states = lambda slot, part: proposer.on_hidden_states(sequence, slot, part)  # noqa: E731
-        logits = decoder.prefill(
-            hidden_states, batch_index, prepared.positions, on_hidden_states, prepared.blocks
+        prefill = Prefill(
+            decoder,
+            hidden_states,
+            sequence.batch_index,
+            prepared.positions,
+            on_hidden_states,
+            prepared.blocks,
         )
+        while (logits := prefill.step()) is None:
+            seconds.prefill += time.perf_counter() - start
+            yield True
+            start, prefill.batch_index = time.perf_counter(), sequence.batch_index
         if proposer is not None:
             proposer.begin(sequence)
         sequence.limits.max_new_tokens = min(
-            sequence.limits.max_new_tokens, decoder.max_length - decoder.arena.lengths[batch_index] + 1
+            sequence.limits.max_new_tokens,
+            decoder.max_length - decoder.arena.lengths[sequence.batch_index] + 1,
         )
-        token = sequence.choose(logits, 0, [])
-        seconds.prefill = time.perf_counter() - encoded
-        return token
+        self._first = sequence.choose(logits, 0, [])
+        seconds.prefill += time.perf_counter() - start
 
 
 def pictures_of(

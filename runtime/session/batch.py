@@ -6,21 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..common.errors import InputError, NumericsError, OptionError
-from ..speculative.cycle import Cycle
+from ..common.errors import InputError, OptionError
 from ..speedup.stats import Stats
-from .active_request import ActiveRequest, Delivery
+from .active_request import Delivery
+from .continuous_batch import ContinuousBatch, Outcome
 from .inputs import NAMES, RequestInputs
 from .request import Settings
 from .request_options import RequestOptions
 from .result import Result
-from .stream import start_request
 
 if TYPE_CHECKING:
-    from ..speculative.sequence import Sequence
     from .session import Session
-
-Outcome = Result | InputError | NumericsError
 
 
 @dataclass(frozen=True)
@@ -41,19 +37,22 @@ def each_request(requests: Iterable[Any]) -> Iterator[Any]:
     return iter(requests)
 
 
-def check_request(
-    number: int,
-    request: Any,
-    delivery: Delivery,
-    resolve: Callable[[Mapping[str, Any]], tuple[RequestOptions, Settings]],
-) -> WaitingRequest:
-    """A request of a batch with its options checked. Raises `OptionError` with its number."""
+Resolve = Callable[[Mapping[str, Any]], tuple[RequestOptions, Settings]]
+
+
+def checked(request: Any, resolve: Resolve) -> tuple[RequestInputs, RequestOptions, Settings]:
+    """What a request gives, and its options checked. Raises `OptionError`."""
     if not isinstance(request, Mapping):
-        raise OptionError(f"requests[{number}]: {request!r:.80} is not a mapping of options")
+        raise OptionError(f"{request!r:.80} is not a mapping of options")
     named = {name: value for name, value in request.items() if name in NAMES}
+    inputs = RequestInputs.of(**named)
+    return inputs, *resolve({name: request[name] for name in request if name not in named})
+
+
+def check_request(number: int, request: Any, delivery: Delivery, resolve: Resolve) -> WaitingRequest:
+    """A request of a batch with its options checked. Raises `OptionError` with its number."""
     try:
-        inputs = RequestInputs.of(**named)
-        options, settings = resolve({name: request[name] for name in request if name not in named})
+        inputs, options, settings = checked(request, resolve)
     except OptionError as error:
         raise OptionError(f"requests[{number}]: {error}") from None
     return WaitingRequest(number, inputs, options, settings, delivery)
@@ -61,49 +60,27 @@ def check_request(
 
 def run_batch(session: Session, waiting: Iterator[WaitingRequest]) -> Iterator[tuple[int, Outcome]]:
     """Requests, a batch at a time: (number, result) of each when it has finished."""
-    session.take_cached()
-    session.decoder.reset(0)
-    cycle = Cycle(session.decoder)
-    active: dict[Sequence, tuple[int, ActiveRequest]] = {}
-
-    def let_go(sequence: Sequence) -> tuple[int, Outcome]:
-        number, running = active.pop(sequence)
-        _exhaust(running.last())
-        cycle.leave(sequence)
-        result = running.close()
-        return number, sequence.error or result
-
+    batch = ContinuousBatch(session)
     try:
         waits = (
             True  # Python 3.11 does not see a `try` that begins with a loop, where a signal comes as it turns
         )
         while waits:
-            for sequence in [s for s in active if s.finish_reason is not None or s.interrupted()]:
-                yield let_go(sequence)
-            while len(active) < session.max_batch and (taken := next(waiting, None)) is not None:
+            yield from batch.ended()
+            while batch.has_room and (taken := next(waiting, None)) is not None:
                 if taken.delivery.cancelled():
                     yield taken.number, Result("", [], "cancelled", Stats())
                     continue
                 try:
                     prepared = session._prepare(taken.inputs, taken.options)
-                    running = start_request(session, prepared, taken.settings, taken.delivery)
-                except (InputError, NumericsError) as error:
+                except InputError as error:
                     yield taken.number, error
                     continue
-                cycle.join(running.sequence)
-                active[running.sequence] = (taken.number, running)
-                _exhaust(running.start())
-                if running.sequence.finish_reason is not None:
-                    yield let_go(running.sequence)
-            if not active:
+                batch.begin(taken.number, prepared, taken.settings, taken.delivery)
+                batch.prefill(whole=True)
+                yield from batch.ended()
+            if not batch:
                 return
-            for sequence, tokens in zip(list(cycle.sequences), cycle.run(), strict=True):
-                _exhaust(active[sequence][1].take(tokens))
+            batch.cycle()
     finally:
-        for _, running in active.values():  # an error, or the caller, ended the batch
-            running.end_proposer()
-
-
-def _exhaust(pieces: Iterator[str]) -> None:
-    for _ in pieces:
-        pass
+        batch.close()  # an error, or the caller, ended the batch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -83,13 +82,10 @@ class PictureCache:
                 self.nbytes -= _nbytes(self._views.popitem(last=False)[1])
         return seen
 
-    def image_embeds_of(self, decoder: Decoder, views: Iterable[View]) -> np.ndarray:
-        """Rows [n, E] of pictures, in order; the vision tower runs for those that nobody encoded."""
-        embeds = []
-        for view in views:
-            known = self.recall(view)  # the same picture may stand in a prompt twice
-            embeds.append(_embeds(known if known.encoded is not None else self.encode(decoder, known)))
-        return embeds[0] if len(embeds) == 1 else np.concatenate(embeds)
+    def embeds_of(self, decoder: Decoder, view: View) -> np.ndarray:
+        """Rows [n, E] of a picture; the vision tower runs where nobody encoded it."""
+        known = self.recall(view)  # the same picture may stand in a prompt twice
+        return _embeds(known if known.encoded is not None else self.encode(decoder, known))
 
     def _nearest(self, view: View, similar: float) -> View | None:
         """The most similar picture that the tower has seen, within `similar` of this one. Never one that was itself replaced:

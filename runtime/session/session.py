@@ -381,11 +381,12 @@ class Session:
         return Delivery(time.perf_counter(), self._cancelled.is_set, streamed, self._unended, self._pictures)
 
     def _prepare(self, inputs: RequestInputs, options: RequestOptions) -> Prepared:
+        return self._pictures.recall_all(self._lay_out(inputs, options), options.similar)
+
+    def _lay_out(self, inputs: RequestInputs, options: RequestOptions) -> Prepared:
+        """Pictures decoded, the prompt as ids. For any thread: it changes nothing of the session."""
         source = self._plain_text if options.plain_text else self.bundle
-        prepared = inputs.prepare(
-            self._family, source, options.channels, self.bundle.manifest.model.fingerprint
-        )
-        return self._pictures.recall_all(prepared, options.similar)
+        return inputs.prepare(self._family, source, options.channels, self.bundle.manifest.model.fingerprint)
 
     def _controller(self, learn: str, threshold: float | None) -> DraftPolicy:
         """The session's controller of this kind, made at its first use."""

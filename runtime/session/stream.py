@@ -75,10 +75,11 @@ def _refuse_second_reader(error: ValueError) -> None:
         ) from None
 
 
-def start_request(
+def begin_request(
     session: Session, prepared: Prepared, settings: Settings, delivery: Delivery, alone: bool = False
 ) -> ActiveRequest:
-    """Prefill a request in the next place of the batch. One that is `alone` may go on behind what the cache holds."""
+    """A request for the next place of the batch, not prefilled yet. One that is `alone` may go on behind what the cache
+    holds."""
     proposer = None if settings.draft is None else session.proposer(settings.draft.name)
     reused, cached = 0, session.take_cached()
     if alone:
@@ -94,7 +95,9 @@ def run_alone(
 ) -> Iterator[str]:
     """One request; its pieces of text. Its result is appended to `results`."""
     decoder = session.decoder
-    running = start_request(session, prepared, settings, delivery, alone=True)
+    running = begin_request(session, prepared, settings, delivery, alone=True)
+    for _ in running.prefill():
+        pass
     sequence, cycle = running.sequence, Cycle(decoder)
     cycle.join(sequence)
     pieces, whole = running.start(), False

@@ -47,7 +47,8 @@ class PassLogits:
         want = self._forward(inputs, path)
 
         decoder.reset(0)
-        images = PictureCache(0).image_embeds_of(decoder, prepared.views) if prepared.views else None
+        embeds = [PictureCache(0).embeds_of(decoder, view) for view in prepared.views]
+        images = np.concatenate(embeds) if embeds else None
         rows = decoder.embed(prepared.token_ids, images, prepared.image_positions)
         prefilled = decoder.prefill(rows, decoder.add(), prepared.positions, blocks=prepared.blocks)
         first = prefilled.logits(0)[None].copy()

@@ -27,7 +27,7 @@ from vlmexport.runtime.common.errors import (
     PromptError,
     VlmexportError,
 )
-from vlmexport.runtime.decoder.decoder import Decoder
+from vlmexport.runtime.decoder.prefill import Prefill
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
@@ -333,8 +333,8 @@ def test_one_request_at_a_time(sessions: Callable[[str], Session]) -> None:
 
 def test_deadline(sessions: Callable[[str], Session], monkeypatch) -> None:
     session = sessions("llama")
-    prefill = Decoder.prefill
-    monkeypatch.setattr(Decoder, "prefill", lambda *arguments: (time.sleep(0.05), prefill(*arguments))[1])
+    step = Prefill.step
+    monkeypatch.setattr(Prefill, "step", lambda self: (time.sleep(0.05), step(self))[1])
     result = session.generate(**request_for(session), max_new_tokens=10_000, ignore_eos=True, deadline=0.05)
     assert (result.finish_reason, len(result.tokens)) == ("deadline", 1), "counted from the call"
 
@@ -466,14 +466,14 @@ def test_a_stream_is_read_by_one_thread(sessions: Callable[[str], Session], monk
     session = sessions("llama")
     request = request_for(session) | {"max_new_tokens": 4, "ignore_eos": True}
     want = session.generate(**request).text
-    inside, go_on, prefill = threading.Event(), threading.Event(), Decoder.prefill
+    inside, go_on, prefill = threading.Event(), threading.Event(), Prefill.step
 
     def slow(*arguments: Any) -> Any:
         inside.set()
         assert go_on.wait(30)
         return prefill(*arguments)
 
-    monkeypatch.setattr(Decoder, "prefill", slow)
+    monkeypatch.setattr(Prefill, "step", slow)
     stream, heard = session.stream(**request), []
     reader = threading.Thread(target=lambda: heard.extend(stream))
     reader.start()

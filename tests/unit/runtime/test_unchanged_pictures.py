@@ -140,12 +140,12 @@ def test_kept_bytes_are_bounded_and_the_least_used_goes_first() -> None:
         return cache.recall(view(number)).encoded is not None
 
     for number in range(3):
-        cache.image_embeds_of(tower, [view(number)])  # type: ignore[arg-type]
+        cache.embeds_of(tower, view(number))  # type: ignore[arg-type]
     assert cache.nbytes == 3 * 64 and known(0)
-    cache.image_embeds_of(tower, [view(3)])  # type: ignore[arg-type]
+    cache.embeds_of(tower, view(3))  # type: ignore[arg-type]
     assert [known(number) for number in range(4)] == [True, False, True, True] and cache.nbytes == 3 * 64
     tower.rows = 100
-    rows = cache.image_embeds_of(tower, [view(4), view(4)])  # type: ignore[arg-type]
+    rows = np.concatenate([cache.embeds_of(tower, view(4)) for _ in range(2)])  # type: ignore[arg-type]
     assert rows.shape == (200, 4) and (rows == 4).all()
     assert not known(4) and known(0) and cache.nbytes == 3 * 64, "too large to keep, and nothing left for it"
     assert cache.encoded == tower.calls == 6
@@ -154,11 +154,11 @@ def test_kept_bytes_are_bounded_and_the_least_used_goes_first() -> None:
 def test_thumbnails_count_as_bytes() -> None:
     tower, cache = Tower(), PictureCache(2 * (64 + 32 * 32 * 3))
     for number in range(3):
-        cache.image_embeds_of(tower, [cache.recall(view(number, 40 * number), similar=1.0)])  # type: ignore[arg-type]
+        cache.embeds_of(tower, cache.recall(view(number, 40 * number), similar=1.0))  # type: ignore[arg-type]
     assert cache.nbytes == cache.max_bytes
     assert cache.recall(view(0, 0), similar=1.0).encoded is None
     later = PictureCache(1 << 20)  # one that was kept before anybody compared
-    later.image_embeds_of(tower, [view(5, 10)])  # type: ignore[arg-type]
+    later.embeds_of(tower, view(5, 10))  # type: ignore[arg-type]
     assert later.nbytes == 64
     for _ in range(2):
         assert later.recall(view(5, 10), similar=1.0).encoded is not None
