@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .common.errors import BundleError as BundleError
     from .common.errors import BusyError as BusyError
     from .common.errors import CapacityError as CapacityError
+    from .common.errors import ClosedError as ClosedError
     from .common.errors import DeviceError as DeviceError
     from .common.errors import DivergedError as DivergedError
     from .common.errors import ExportError as ExportError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .common.errors import NumericsError as NumericsError
     from .common.errors import OptionError as OptionError
     from .common.errors import PromptError as PromptError
+    from .common.errors import QueueFullError as QueueFullError
     from .common.errors import UnsupportedModelError as UnsupportedModelError
     from .common.errors import VlmexportError as VlmexportError
     from .drafts.memory.answers import Memory as Memory
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from .policy.adaptive import Adaptive as Adaptive
     from .policy.base import FixedLength as FixedLength
     from .sampling.typical import Typical as Typical
+    from .serving.scheduler import Scheduler as Scheduler
+    from .serving.ticket import Ticket as Ticket
     from .session.options import GenerateOptions as GenerateOptions
     from .session.result import Result as Result
     from .session.session import Session as Session
@@ -53,8 +57,10 @@ _HOMES = {
     "GenerateOptions": "session.options",
     "Memory": "drafts.memory.answers",
     "Result": "session.result",
+    "Scheduler": "serving.scheduler",
     "Session": "session.session",
     "Stats": "speedup.stats",
+    "Ticket": "serving.ticket",
     "Typical": "sampling.typical",
     "Video": "images.video",
     **dict.fromkeys(
@@ -62,6 +68,7 @@ _HOMES = {
             "BundleError",
             "BusyError",
             "CapacityError",
+            "ClosedError",
             "DeviceError",
             "DivergedError",
             "ExportError",
@@ -72,6 +79,7 @@ _HOMES = {
             "NumericsError",
             "OptionError",
             "PromptError",
+            "QueueFullError",
             "UnsupportedModelError",
             "VlmexportError",
         ),

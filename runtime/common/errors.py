@@ -43,6 +43,14 @@ class BusyError(VlmexportError):
     """A session serves another request just now, or a stream another thread: drop this request, or ask again later."""
 
 
+class QueueFullError(BusyError):
+    """As many requests wait for a scheduler as may: ask again later."""
+
+
+class ClosedError(VlmexportError):
+    """A scheduler accepts no more requests."""
+
+
 class CapacityError(VlmexportError):
     """A pass would write beyond the key/value buffers."""
 

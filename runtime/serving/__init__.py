@@ -1,0 +1,1 @@
+"""Requests from any thread, decoded together by one session."""
