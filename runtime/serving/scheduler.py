@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import ClosedError, OptionError, QueueFullError, VlmexportError
+from ..common.foreign_errors import from_signal_handler
 from ..common.validation import integer, number
 from ..session.active_request import Delivery
 from ..session.batch import checked
@@ -161,6 +162,8 @@ class Scheduler:
             try:
                 ticket.prepared = self.session._lay_out(inputs, ticket.asked.options)
             except BaseException as error:
+                if from_signal_handler(error):  # which Python runs in the main thread alone
+                    raise
                 outcome = error
         if outcome is not None:
             self._end(ticket, outcome)
@@ -186,6 +189,8 @@ class Scheduler:
             for _ in work:
                 pass
         except BaseException as error:
+            if from_signal_handler(error):
+                raise
             self._error = error
         finally:
             with self._changed:
@@ -246,6 +251,8 @@ class Scheduler:
                 view if view.encoded is not None else pictures.encode(self.session.decoder, view)
             )
         except Exception as error:
+            if from_signal_handler(error):
+                raise
             future.set_exception(error)
 
     def _next_ready(self) -> Ticket | None:

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from ..common.errors import OptionError
+from ..common.foreign_errors import from_signal_handler
 from ..session.result import Result
 from ..speedup.stats import Stats
 
@@ -112,6 +113,8 @@ class Ticket:
             try:
                 self._on_text(text)
             except Exception as error:
+                if from_signal_handler(error):
+                    raise
                 self._outcome = error
                 self._cancelled.set()
 

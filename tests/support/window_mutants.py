@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.decoder import decoder
+from vlmexport.runtime.decoder import prefill
 from vlmexport.runtime.decoder.attention_masks import AttentionMasks
 from vlmexport.runtime.decoder.device_passes import DevicePasses, place_inputs
 from vlmexport.runtime.decoder.masks import CausalMask
@@ -93,8 +93,8 @@ def borders_within_blocks(patch: Patch) -> None:
         parts = [(max(first, start), min(stop, end)) for first, stop in blocks]
         return [(first, stop) for first, stop in parts if first < stop]
 
-    patch.setattr(decoder, "prompt_chunks", chunks)
-    patch.setattr(decoder, "blocks_within", within)
+    patch.setattr(prefill, "prompt_chunks", chunks)
+    patch.setattr(prefill, "blocks_within", within)
 
 
 def prefix_within_windows(patch: Patch) -> None:
