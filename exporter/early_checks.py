@@ -19,7 +19,7 @@ from .output.folder import refuse_existing
 if TYPE_CHECKING:
     from .pipeline.request import BuildRequest
 
-FORMS = ("speculators",)
+FORMS = ("speculators", "eagle", "medusa")
 """Formats of exported drafts."""
 
 

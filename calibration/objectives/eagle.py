@@ -31,7 +31,9 @@ class EagleObjective(LayerObjective):
         super().__init__()
         self.options: EagleOptions = options
         self.target = identity_of(target)
-        config, d2t = layer_config(EagleConfig, options, target, counts, **placed_by(options, target))
+        config, d2t = layer_config(
+            EagleConfig, options, target, counts, fc_bias=options.fusion_bias, **placed_by(options, target)
+        )
         self.network = EagleNetwork(config)
         self.network.start_from(target.lm_head.weight.detach(), d2t)
 

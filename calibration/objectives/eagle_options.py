@@ -15,6 +15,9 @@ class EagleOptions(PlacedLayerOptions):
 
     feature_weight: float = option(1.0, "Weight of the smooth L1 between features.")
     token_weight: float = option(0.1, "Weight of the soft cross entropy between distributions.")
+    fusion_bias: bool = option(
+        True, "A bias where embedding and feature are joined; vLLM's EAGLE layer has none."
+    )
     own_steps: int = option(0, "Further steps in which the layer goes on from its own features.")
     own_decay: float = option(0.8, "Step j of those counts decay^j.")
 

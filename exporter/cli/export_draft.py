@@ -17,7 +17,11 @@ def export_draft(
         ..., "-o", "--output", metavar="DIR", help="Folder of the checkpoint; a new one."
     ),
     form: str = typer.Option(
-        "speculators", "--format", metavar="speculators", help="Format of the checkpoint."
+        "speculators",
+        "--format",
+        metavar="speculators|eagle|medusa",
+        help="Format of the checkpoint: of the package speculators, of EAGLE's authors (vLLM and SGLang read it), or of vLLM's "
+        "Medusa.",
     ),
     model: str = typer.Option(
         None,

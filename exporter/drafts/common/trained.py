@@ -170,8 +170,8 @@ class TrainedDraft(Draft):
             f"the format {form!r} has no place for a draft of kind {self.kind!r}, only for {kinds_written_as(form)}"
         )
 
-    def export_notices(self, family: Family) -> list[str]:
-        """Lines for the user where those who read such a checkpoint compute otherwise than the draft was trained."""
+    def export_notices(self, form: str, family: Family) -> list[str]:
+        """Lines for the user where those who read a checkpoint in this format compute otherwise than the draft was trained."""
         return []
 
     def entry(self, weights_dtype: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..common.published import PublishedKind
 from ..common.verifier import Verifier
 from . import eagle_checkpoint
+from .eagle_checkpoint import EAGLE, authors_checkpoint, reader_notices
 from .eagle_network import EagleConfig, EagleNetwork
 from .layer_draft import LayerDraft
 from .speculators_format import SPECULATORS, model_type, of_verifier, read_eagle
@@ -56,13 +57,21 @@ class EagleDraft(LayerDraft):
         return traced_layer(self.network, lambda net: net, inputs, EagleNetwork.joined)
 
     def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return as_speculators(self.network, verifier)
+        if form == EAGLE:
+            return authors_checkpoint(self.network, verifier)
+        return (
+            as_speculators(self.network, verifier)
+            if form == SPECULATORS
+            else super().checkpoint(form, verifier)
+        )
 
-    def export_notices(self, family: Family) -> list[str]:
+    def export_notices(self, form: str, family: Family) -> list[str]:
         own = self.network.config
+        if form == EAGLE:
+            return [*super().export_notices(form, family), *reader_notices(own)]
         theirs, size = family.rotary_base or 10000.0, family.decoder.head_dim
         kind = (family.language.config.rope_parameters or {}).get("rope_type", "default")
-        lines = super().export_notices(family)
+        lines = super().export_notices(form, family)
         if (theirs, kind, size) == (own.rope_theta, "default", own.head_dim):
             return lines
         return [
@@ -79,7 +88,7 @@ class EagleKind(PublishedKind):
     name = EagleDraft.kind
     title = "a layer with its own keys and values that goes on from the last features"
     draft_length = 3
-    forms = (SPECULATORS,)
+    forms = (SPECULATORS, EAGLE)
     draft = EagleDraft
 
     def is_published(self, folder: Path) -> bool:

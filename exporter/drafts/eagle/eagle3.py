@@ -77,6 +77,8 @@ class Eagle3Draft(LayerDraft):
         return super().entry(weights_dtype) | {"taps": list(self.network.config.taps or ())}
 
     def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        if form != SPECULATORS:
+            return super().checkpoint(form, verifier)
         return eagle3_checkpoint.speculators_checkpoint(self.network, verifier)
 
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:

@@ -1,11 +1,12 @@
-"""EAGLE-1 and EAGLE-2 checkpoints as they are published (github.com/SafeAILab/EAGLE): `config.json` of a Llama with one
-layer, and `model.safetensors` or `pytorch_model.bin`.
+"""EAGLE-1 and EAGLE-2 checkpoints as they are published (github.com/SafeAILab/EAGLE), in and out: `config.json` of a Llama with
+one layer, and `model.safetensors` or `pytorch_model.bin`. vLLM and SGLang read them, too.
 
 Keys are `fc.weight [E, 2E]` (with `fc.bias`), `layers.0.self_attn.{q,k,v,o}_proj.weight` (queries, keys and values of a
 draft for Qwen2 with `.bias`),
 `layers.0.mlp.{gate,up,down}_proj.weight` and `layers.0.post_attention_layernorm.weight`, sometimes below `model.`; there is
 no norm before attention or at the end, and no LM head: it is the target's. `embed_tokens.weight [V, E]` is a copy of the
-target's table, which is read in its place. `config.json` has the target's V; it says nothing else of the target.
+target's table, which is read in its place, and is not written. `config.json` has the target's V; it says nothing else of the
+target.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....runtime.common.errors import ExportError
 from ...checkpoint.small_files import read_weights
 from ..common.published import (
     CONFIG,
@@ -29,8 +31,12 @@ from ..common.published import (
     read_config,
     read_names,
 )
+from ..common.verifier import Verifier
 from .eagle_network import EagleConfig, EagleNetwork
+from .llama_config import llama_config
 
+EAGLE = "eagle"
+"""The format's name in `early_checks.FORMS`."""
 PREFIX = "model."
 ADAPTOR = "imadpt.q"
 """A tensor that only ViSpec's checkpoints have (`vispec_checkpoint`)."""
@@ -99,3 +105,39 @@ def read_layer(folder: Path, what: str, **axes: Any) -> tuple[Path, EagleConfig,
         **axes,
     )
     return path, config, tensors
+
+
+def authors_checkpoint(network: EagleNetwork, verifier: Verifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(`config.json`, tensors) of a layer in the authors' layout. ExportError for one with an LM head of its own.
+
+    `bias` is that of `fc`, by the authors' word; `qkv_bias` is vLLM's for what a draft for Qwen2 has.
+    """
+    config = network.config
+    if config.head != "shared":
+        raise ExportError(
+            f"the layout of EAGLE's authors has no place for this draft's LM head ({config.head}), it takes the target's; train "
+            "with --head shared"
+        )
+    axes = "slots" if config.mrope_section is None else "mrope"
+    document = llama_config(config, verifier) | {
+        "bias": config.fc_bias,
+        "qkv_bias": config.qkv_bias,
+        "torch_dtype": "float32",
+        "trained_positions": axes,
+    }
+    return document, dict(network.state_dict())
+
+
+def reader_notices(config: EagleConfig) -> list[str]:
+    """Lines for the user where a program that reads the layout computes otherwise than this layer does."""
+    lines = []
+    if config.fc_bias:
+        lines.append(
+            "fc has a bias; the class EagleLlamaForCausalLM of vLLM has none and silently leaves it out: train with "
+            "--no-fusion-bias for vLLM"
+        )
+    if config.head_dim * config.num_heads != config.hidden_size:
+        lines.append(
+            f"heads of {config.head_dim} units do not make up {config.hidden_size}; the authors' own code takes no head_dim"
+        )
+    return lines

@@ -171,7 +171,7 @@ class LayerDraft(TrainedDraft):
             "Where", [graph.input("drafted"), hidden_states, norm.applied(graph, hidden_states)], "features"
         )
 
-    def export_notices(self, family: Family) -> list[str]:
+    def export_notices(self, form: str, family: Family) -> list[str]:
         sections = self.drafter.config.mrope_section
         if sections is None:
             return []

@@ -31,6 +31,7 @@ from ..common.published import (
 )
 from ..common.verifier import Verifier
 from .eagle_network import EagleConfig, EagleNetwork
+from .llama_config import llama_config
 
 SPECULATORS = "speculators"
 """The format's name in `early_checks.FORMS`."""
@@ -75,33 +76,11 @@ def of_verifier(folder: Path) -> dict[str, Any]:
 
 def document(kind: str, version: str, layer: EagleConfig, verifier: Verifier) -> dict[str, Any]:
     """What every type's `config.json` has; `kind` is both its type and its algorithm, `version` that of the package."""
-    inner = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": layer.hidden_size,
-        "vocab_size": layer.vocab_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": layer.num_heads,
-        "num_key_value_heads": layer.num_kv_heads,
-        "head_dim": layer.head_dim,
-        "intermediate_size": layer.intermediate_size,
-        "hidden_act": "silu",
-        "rms_norm_eps": layer.norm_eps,
-        "rope_theta": layer.rope_theta,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-    }
-    if layer.mrope_section is not None:
-        axes = {"mrope_section": list(layer.mrope_section), "mrope_interleaved": layer.mrope_interleaved}
-        inner["rope_scaling"] = {"rope_type": "default", **axes}
-    if verifier.positions is not None:
-        inner["max_position_embeddings"] = verifier.positions
     return {
         "speculators_model_type": kind,
         "speculators_version": version,
         "torch_dtype": "float32",
-        "transformer_layer_config": inner,
+        "transformer_layer_config": llama_config(layer, verifier),
         "speculators_config": {
             "algorithm": kind,
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": DRAFT_LENGTH}],

@@ -23,7 +23,8 @@ from ..common.base import Run
 from ..common.published import PublishedKind
 from ..common.top_k_outputs import compare_ranked, ranked
 from ..common.trained import TrainedDraft
-from . import medusa_checkpoint
+from ..common.verifier import Verifier
+from . import medusa_checkpoint, vllm_format
 from .medusa_network import MedusaConfig, MedusaHeads
 
 if TYPE_CHECKING:
@@ -76,6 +77,14 @@ class MedusaDraft(TrainedDraft):
             )
         scores = [[math.log(x) if x else -math.inf for x in head[: self.ranks]] for head in hits]
         return grow(scores, NODES) or None
+
+    def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        if form != vllm_format.MEDUSA:
+            return super().checkpoint(form, verifier)
+        return vllm_format.medusa_checkpoint(self.network, verifier)
+
+    def export_notices(self, form: str, family: Family) -> list[str]:
+        return ["vLLM proposes the best token of each head, a chain, and no tree"]
 
     def graph_names(self) -> dict[str, str]:
         return {ROLE: ROLE}
@@ -159,12 +168,17 @@ class MedusaKind(PublishedKind):
     title = "heads on the last row that look several tokens ahead"
     draft_length = 4
     draft = MedusaDraft
+    forms = (vllm_format.MEDUSA,)
 
     def is_published(self, folder: Path) -> bool:
-        return medusa_checkpoint.is_published(folder)
+        return medusa_checkpoint.is_published(folder) or vllm_format.is_published(folder)
 
     def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
-        network, document, notices = medusa_checkpoint.read_published(folder)
+        notices: list[str] = []
+        if vllm_format.is_published(folder):
+            network, document = vllm_format.read_medusa(folder)
+        else:
+            network, document, notices = medusa_checkpoint.read_published(folder)
         return network, {
             "name": str(document.get("base_model_name_or_path", ""))[:200],
             "notices": notices,

@@ -158,7 +158,7 @@ def test_the_format_of_speculators_keeps_the_axes(tmp_path: Path, axes: dict[str
     save_file({name: value.contiguous() for name, value in tensors.items()}, tmp_path / "model.safetensors")
     again = open_draft(tmp_path)
     assert isinstance(again, Eagle3Draft) and again.network.config == draft.network.config
-    (line,) = draft.export_notices(None)  # type: ignore[arg-type]
+    (line,) = draft.export_notices("speculators", None)  # type: ignore[arg-type]
     assert f"mrope_section {list(axes['mrope_section'])}" in line
     plain = Eagle3Draft(network=wide(), target=draft.target)
     assert not plain.export_notices(None)  # type: ignore[arg-type]
