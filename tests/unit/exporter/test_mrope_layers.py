@@ -161,7 +161,7 @@ def test_the_format_of_speculators_keeps_the_axes(tmp_path: Path, axes: dict[str
     (line,) = draft.export_notices("speculators", None)  # type: ignore[arg-type]
     assert f"mrope_section {list(axes['mrope_section'])}" in line
     plain = Eagle3Draft(network=wide(), target=draft.target)
-    assert not plain.export_notices(None)  # type: ignore[arg-type]
+    assert not plain.export_notices("speculators", None)  # type: ignore[arg-type]
     assert (
         "rope_scaling"
         not in plain.checkpoint("speculators", Verifier("a/b", ("C",)))[0]["transformer_layer_config"]
