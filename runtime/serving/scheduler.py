@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.errors import ClosedError, OptionError, QueueFullError, VlmexportError
 from ..common.foreign_errors import from_signal_handler
-from ..common.validation import integer, number
+from ..common.validation import integer
 from ..session.active_request import Delivery
 from ..session.batch import checked
 from ..session.continuous_batch import ContinuousBatch
@@ -42,8 +43,8 @@ class Scheduler:
 
     def __init__(self, session: Session, max_waiting: int = 64, prefills_per_cycle: int = 1):
         """`max_waiting`: requests that may wait for a place, beside the session's `max_batch` that have one.
-        `prefills_per_cycle`: parts of prompts between two cycles; more of them bring the first tokens of those who come
-        sooner, and let those who decode stand still for longer.
+        `prefills_per_cycle`: parts of prompts between two cycles, once at least half of the places decode; more of them bring
+        the first tokens of those who come sooner, and let those who decode stand still for longer.
 
         Raises `OptionError`, and `BusyError` while the session serves another call.
         """
@@ -64,6 +65,7 @@ class Scheduler:
         work = session._guarded(lambda _: self._work())([])
         next(work)  # raises `BusyError` here
         self._thread = self._start(work)
+        atexit.register(self.close, 0)  # before Python ends a thread that is inside of the engine
 
     def submit(
         self,
@@ -82,9 +84,8 @@ class Scheduler:
         self._refuse_closed()
         if on_text is not None and not callable(on_text):
             raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
-        if deadline is not None:
-            deadline = number("deadline", deadline, 0)
-            if isinstance(request, Mapping) and request.get("deadline") is not None:
+        if deadline is not None and isinstance(request, Mapping):
+            if request.get("deadline") is not None:
                 raise OptionError("deadline is given twice, beside the request and in it; give one of them")
             request = {**request, "deadline": deadline}
         with self._resolving:
@@ -136,6 +137,7 @@ class Scheduler:
                 ticket.cancel()
             self._thread.join()
         self._readers.shutdown()
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +212,7 @@ class Scheduler:
                 self._hand_out(batch)
                 self._drop_ended()
                 self._encode_one()
-                for _ in range(self._prefills_per_cycle):
+                for _ in range(self._parts_now(batch)):
                     if batch.has_room and (ticket := self._next_ready()) is not None:
                         self._begin(batch, ticket)
                     batch.prefill()
@@ -221,6 +223,12 @@ class Scheduler:
                     return
         finally:
             batch.close()
+
+    def _parts_now(self, batch: ContinuousBatch) -> int:
+        """Parts of prompts before the next cycle: as many times `prefills_per_cycle` as there are requests that could begin for
+        each that decodes. A batch fills up fast, and a full one hardly stands still."""
+        beginning = min(len(self._ready), self.session.max_batch - len(batch)) + batch.is_beginning
+        return self._prefills_per_cycle * max(1, beginning // max(1, len(batch)))
 
     def _hand_out(self, batch: ContinuousBatch) -> None:
         for ticket, outcome in batch.ended():

@@ -5,7 +5,7 @@ The schedules are drawn, and one thread steps through them: what a real thread d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from vlmexport.runtime.common.errors import CapacityError
 from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
+from vlmexport.runtime.measure.pass_costs import runnable
 from vlmexport.runtime.serving.scheduler import Scheduler
 from vlmexport.runtime.serving.ticket import Ticket
 from vlmexport.runtime.session.continuous_batch import ContinuousBatch
@@ -22,6 +23,7 @@ from vlmexport.runtime.session.result import Result
 from vlmexport.runtime.session.session import Session
 
 from tests.support.pairs import whole_product
+from tests.support.rig import Rig
 
 FAMILIES = ("llama", "t5", "qwen2.5-vl", "gemma3", "lfm2", "qwen3.5")
 """Positions, cross-attention, M-RoPE, windows and blocks, rows of convolutions, states: all that a place holds."""
@@ -41,6 +43,9 @@ class Stepped(Scheduler):
         self._readers.shutdown()
         self._readers = self  # type: ignore[assignment]
         return None
+
+    def close(self, drain: float | None = None) -> None:
+        """There is no thread to wait for."""
 
     def submit(self, request: Any, *rest: Any, **options: Any) -> Any:
         """A request; or work for the readers, which do it when `read` says so."""
@@ -82,10 +87,10 @@ class Stepped(Scheduler):
         assert not self.step()
 
 
-def requests(session: Session) -> list[dict[str, Any]]:
-    """Short and long prompts, with and without pictures, greedy and drawn, with every draft."""
+def requests(session: Session, drafts: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Short and long prompts, with and without pictures, greedy and drawn, with every draft, or these."""
     info, found = session.bundle.manifest, []
-    drafts = ["none", "prompt-lookup", *(draft.name for draft in info.drafts)]
+    drafts = ["none", *([draft.name for draft in info.drafts] if drafts is None else drafts)]
     for seed in range(REQUESTS):
         one: dict[str, Any] = {
             "prompt": "a red cup " * (1 + seed % 4),
@@ -137,6 +142,23 @@ ACTIONS = st.lists(
 
 def test_any_schedule_gives_what_a_request_gives_by_itself(served: Served) -> None:
     check_schedules(served, EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("family", "engine"), [("llama", "device"), ("t5", "growing-device"), ("qwen2.5-vl", "tensorrt")]
+)
+def test_schedules_on_a_device(rigs: Callable[[str, str], Rig], family: str, engine: str) -> None:
+    """Its caches grow and move by calls of the device, which are bound once."""
+    host, device = rigs(family, "onnxruntime"), rigs(family, engine)
+    drafts = runnable(device.manifest.drafts, device.engine.graphs)
+    session = Session(host.tiny.bundle, host.decoder, None)
+    asked = requests(session, [draft.name for draft in drafts])
+    alone = [session.generate(**each) for each in asked]
+    session = Session(device.tiny.bundle, device.decoder, None)
+    session.max_batch = MAX_BATCH  # places are reused sooner
+    narrow(session)
+    check_schedules((session, asked, alone), 60 if whole_product else 15)
+    device.settle()
 
 
 def check_schedules(served: Served, count: int) -> None:

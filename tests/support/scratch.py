@@ -33,7 +33,7 @@ def spoil_scratch(decoder: Decoder, device: RecordingDevice | Asked) -> None:
 
     def last_place(*_: Any) -> None:
         for arena in arenas:
-            spoil(arena, arena.batch, [0])
+            spoil(arena, arena.batch + arena.staged, [0])
 
     def of_one(tree: Any, path: Any, row: int = 0) -> None:
         spoil(decoder.arena, row, [decoder.arena.lengths[row]])

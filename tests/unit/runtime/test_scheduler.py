@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -210,6 +212,17 @@ def test_an_exception_of_on_text_ends_its_own_request(session: Session) -> None:
         with pytest.raises(OptionError, match="on_text"):
             list(ticket)
         assert len(seen) == 1 and len(other.result(WAIT).tokens) == 90
+
+
+def test_a_program_may_end_without_closing(tiny_bundle: Callable[[str], Any]) -> None:
+    code = f"""
+from vlmexport.runtime import Scheduler, Session
+scheduler = Scheduler(Session.load({str(tiny_bundle("llama").path)!r}, max_batch=2))
+tickets = [scheduler.submit({LONG!r}) for _ in range(4)]
+next(iter(tickets[0]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_callbacks_hear_of_the_end_once(session: Session) -> None:
