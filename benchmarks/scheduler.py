@@ -16,7 +16,6 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.batch import requests
@@ -51,29 +50,16 @@ def gaps(session: Any, asked: list[dict[str, Any]]) -> dict[str, Any]:
     from vlmexport.runtime import Scheduler
     from vlmexport.runtime.session.continuous_batch import ContinuousBatch
 
-    marks: list[tuple[str, float]] = []
+    times: list[float] = []
+    prefill = ContinuousBatch.prefill
 
-    class Marked(Scheduler):
-        """Writes down when its batch did what."""
+    def timed(batch: ContinuousBatch, whole: bool = False) -> None:
+        began, beginning = time.perf_counter(), batch.is_beginning
+        prefill(batch, whole)
+        if beginning:
+            times.append(time.perf_counter() - began)
 
-        def _work(self) -> Iterator[None]:
-            cycle, prefill = ContinuousBatch.cycle, ContinuousBatch.prefill
-
-            def timed(kind: str, work: Any) -> Any:
-                def run(batch: ContinuousBatch, *rest: Any) -> None:
-                    began, idle = time.perf_counter(), kind == "prefill" and not batch.is_beginning
-                    work(batch, *rest)
-                    if not idle:
-                        marks.append((kind, time.perf_counter() - began))
-
-                return run
-
-            ContinuousBatch.cycle, ContinuousBatch.prefill = timed("cycle", cycle), timed("prefill", prefill)  # type: ignore[method-assign]
-            try:
-                yield from super()._work()
-            finally:
-                ContinuousBatch.cycle, ContinuousBatch.prefill = cycle, prefill  # type: ignore[method-assign]
-
+    ContinuousBatch.prefill = timed  # type: ignore[method-assign]
     heard: list[float] = []
     length = session.bundle.manifest.limits.max_length
     endless = {"max_new_tokens": length, "ignore_eos": True, "speculative": False}
@@ -81,7 +67,7 @@ def gaps(session: Any, asked: list[dict[str, Any]]) -> dict[str, Any]:
     longest: list[float] = []
     parts: list[float] = []
     for number in range(ARRIVALS):
-        with Marked(session) as scheduler:
+        with Scheduler(session) as scheduler:
             first = scheduler.submit(
                 {**asked[0], **endless}, on_text=lambda text: heard.append(time.perf_counter())
             )
@@ -92,7 +78,7 @@ def gaps(session: Any, asked: list[dict[str, Any]]) -> dict[str, Any]:
             while len(heard) < PAUSE:
                 time.sleep(0.001)
             before = len(heard)
-            marks.clear()
+            times.clear()
             late = scheduler.submit({**asked[-1 - number % 3], **endless, "max_new_tokens": 2})
             late.result()
             after = len(heard)
@@ -101,7 +87,8 @@ def gaps(session: Any, asked: list[dict[str, Any]]) -> dict[str, Any]:
         spans = [1e3 * (b - a) for a, b in itertools.pairwise(heard[2:])]
         usual += spans[: before - 3]
         longest.append(max(spans[max(0, before - 4) : after]))
-        parts.append(1e3 * max(seconds for kind, seconds in marks if kind == "prefill"))
+        parts.append(1e3 * max(times))
+    ContinuousBatch.prefill = prefill  # type: ignore[method-assign]
     cycle = statistics.median(usual)
     return {
         "running": session.max_batch - 1,

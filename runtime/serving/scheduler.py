@@ -9,12 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import ClosedError, OptionError, QueueFullError, VlmexportError
 from ..common.foreign_errors import from_signal_handler
 from ..common.validation import integer
-from ..session.active_request import Delivery
 from ..session.batch import checked
 from ..session.continuous_batch import ContinuousBatch
 from ..session.inputs import in_colour_order
@@ -43,7 +43,7 @@ class Scheduler:
 
     def __init__(self, session: Session, max_waiting: int = 64, prefills_per_cycle: int = 1):
         """`max_waiting`: requests that may wait for a place, beside the session's `max_batch` that have one.
-        `prefills_per_cycle`: parts of prompts between two cycles, once at least half of the places decode; more of them bring
+        `prefills_per_cycle`: parts of prompts between two cycles, once a third of the places decode; more of them bring
         the first tokens of those who come sooner, and let those who decode stand still for longer.
 
         Raises `OptionError`, and `BusyError` while the session serves another call.
@@ -226,7 +226,7 @@ class Scheduler:
 
     def _parts_now(self, batch: ContinuousBatch) -> int:
         """Parts of prompts before the next cycle: as many times `prefills_per_cycle` as there are requests that could begin for
-        each that decodes. A batch fills up fast, and a full one hardly stands still."""
+        each that decodes. A batch fills up fast, and one that is a third full hardly stands still."""
         beginning = min(len(self._ready), self.session.max_batch - len(batch)) + batch.is_beginning
         return self._prefills_per_cycle * max(1, beginning // max(1, len(batch)))
 
@@ -252,12 +252,9 @@ class Scheduler:
             if not self._encodes:
                 return
             view, similar, future = self._encodes.popleft()
-        pictures = self.session._pictures
+        session = self.session
         try:
-            view = pictures.recall(view, similar)
-            future.set_result(
-                view if view.encoded is not None else pictures.encode(self.session.decoder, view)
-            )
+            future.set_result(session._pictures.encoded_view(session.decoder, view, similar))
         except Exception as error:
             if from_signal_handler(error):
                 raise
@@ -272,12 +269,10 @@ class Scheduler:
         assert prepared is not None
         ticket.prepared = None
         self._running += 1
-        delivery = Delivery(
-            ticket.arrived,
-            lambda: ticket.cancelled or session._closed,
-            True,
-            session._unended,
-            session._pictures,
+        delivery = replace(
+            session._delivery(streamed=True),
+            begin=ticket.arrived,
+            cancelled=lambda: ticket.cancelled or session._closed,
         )
         prepared = session._pictures.recall_all(prepared, asked.options.similar)
         batch.begin(ticket, prepared, asked.settings, delivery, ticket.push)

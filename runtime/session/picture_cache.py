@@ -82,10 +82,14 @@ class PictureCache:
                 self.nbytes -= _nbytes(self._views.popitem(last=False)[1])
         return seen
 
+    def encoded_view(self, decoder: Decoder, view: View, similar: float | None = None) -> View:
+        """The picture encoded: as it is kept (`recall`), else once the tower has seen it."""
+        known = self.recall(view, similar)
+        return known if known.encoded is not None else self.encode(decoder, known)
+
     def embeds_of(self, decoder: Decoder, view: View) -> np.ndarray:
-        """Rows [n, E] of a picture; the vision tower runs where nobody encoded it."""
-        known = self.recall(view)  # the same picture may stand in a prompt twice
-        return _embeds(known if known.encoded is not None else self.encode(decoder, known))
+        """Rows [n, E] of a picture, which may stand in a prompt twice; the vision tower runs where nobody encoded it."""
+        return _embeds(self.encoded_view(decoder, view))
 
     def _nearest(self, view: View, similar: float) -> View | None:
         """The most similar picture that the tower has seen, within `similar` of this one. Never one that was itself replaced:

@@ -220,8 +220,7 @@ class Session:
 
         def encoding(_: list[Result]) -> Iterator[View]:
             view = self._family.view(self.bundle, in_colour_order([image], channels)[0])
-            view = self._pictures.recall(view, similar)
-            yield view if view.encoded is not None else self._pictures.encode(self.decoder, view)
+            yield self._pictures.encoded_view(self.decoder, view, similar)
 
         with contextlib.closing(self._guarded(encoding)([])) as views:
             return next(views)
