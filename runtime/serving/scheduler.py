@@ -18,6 +18,7 @@ from ..common.validation import integer
 from ..session.batch import checked
 from ..session.continuous_batch import ContinuousBatch
 from ..session.inputs import in_colour_order
+from .prefill_budget import PrefillBudget
 from .ticket import Asked, Ticket
 
 if TYPE_CHECKING:
@@ -43,14 +44,14 @@ class Scheduler:
 
     def __init__(self, session: Session, max_waiting: int = 64, prefills_per_cycle: int = 1):
         """`max_waiting`: requests that may wait for a place, beside the session's `max_batch` that have one.
-        `prefills_per_cycle`: parts of prompts between two cycles, once a third of the places decode; more of them bring
+        `prefills_per_cycle`: parts of prompts between two cycles, once two thirds of the places decode; more of them bring
         the first tokens of those who come sooner, and let those who decode stand still for longer.
 
         Raises `OptionError`, and `BusyError` while the session serves another call.
         """
         self.session = session
         self.max_waiting = integer("max_waiting", max_waiting, 0)
-        self._prefills_per_cycle = integer("prefills_per_cycle", prefills_per_cycle, 1)
+        self._budget = PrefillBudget(integer("prefills_per_cycle", prefills_per_cycle, 1))
         self._changed = threading.Condition()
         self._resolving = threading.Lock()
         self._ready: deque[Ticket] = deque()
@@ -212,10 +213,7 @@ class Scheduler:
                 self._hand_out(batch)
                 self._drop_ended()
                 self._encode_one()
-                for _ in range(self._parts_now(batch)):
-                    if batch.has_room and (ticket := self._next_ready()) is not None:
-                        self._begin(batch, ticket)
-                    batch.prefill()
+                self._prefill(batch)
                 self._hand_out(batch)
                 if batch:
                     batch.cycle()
@@ -224,11 +222,18 @@ class Scheduler:
         finally:
             batch.close()
 
-    def _parts_now(self, batch: ContinuousBatch) -> int:
-        """Parts of prompts before the next cycle: as many times `prefills_per_cycle` as there are requests that could begin for
-        each that decodes. A batch fills up fast, and one that is a third full hardly stands still."""
-        beginning = min(len(self._ready), self.session.max_batch - len(batch)) + batch.is_beginning
-        return self._prefills_per_cycle * max(1, beginning // max(1, len(batch)))
+    def _prefill(self, batch: ContinuousBatch) -> None:
+        """Parts of prompts between two cycles."""
+        free = self.session.max_batch - len(batch) - batch.is_beginning
+        self._budget.begin(batch.is_beginning + min(len(self._ready), free), len(batch))
+        while True:
+            if batch.has_room and (ticket := self._next_ready()) is not None:
+                self._begin(batch, ticket)
+            if (part := batch.next_part) is None or not self._budget.allows(part):
+                return
+            begin = time.perf_counter()
+            batch.prefill()
+            self._budget.count(part, time.perf_counter() - begin)
 
     def _hand_out(self, batch: ContinuousBatch) -> None:
         for ticket, outcome in batch.ended():

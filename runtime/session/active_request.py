@@ -103,6 +103,8 @@ class ActiveRequest:
         self._unended, self._pictures = delivery.unended, delivery.pictures
         self._unended.append(self)
         self._prepared, self._reused, self._first = prepared, reused, -1
+        self.next_part = "picture" if prepared.views else "encoder"
+        """What `prefill` does next: "picture", "encoder" (the encoder, or embeddings and the first chunk) or "chunk"."""
 
     def prefill(self) -> Iterator[None]:
         """Everything up to the first token: yields between its parts, which are the pictures, the encoder and chunks of the
@@ -113,7 +115,7 @@ class ActiveRequest:
         """
         decoder, sequence = self._decoder, self.sequence
         try:
-            for placed in self._parts_of_prefill():
+            for placed, self.next_part in self._parts_of_prefill():
                 if not placed:
                     yield
                     continue
@@ -175,8 +177,8 @@ class ActiveRequest:
             self.sequence.proposer.end(self.sequence)
         self._unended.remove(self)
 
-    def _parts_of_prefill(self) -> Iterator[bool]:
-        """Everything up to the first token; yields after a part whether the sequence has a place by then."""
+    def _parts_of_prefill(self) -> Iterator[tuple[bool, str]]:
+        """Everything up to the first token; yields after a part whether the sequence has a place by then, and what is next."""
         decoder, sequence, proposer = self._decoder, self.sequence, self.sequence.proposer
         prepared, reused = self._prepared, self._reused
         manifest, seconds, ids = decoder.manifest, sequence.stats.seconds, prepared.token_ids
@@ -192,12 +194,12 @@ class ActiveRequest:
             image_positions = image_positions[image_positions >= reused] - reused
         embeds: list[np.ndarray] = []
         sequence.stats.reused_pictures = len(prepared.views)
-        for view in views:
+        for left, view in zip(range(len(views) - 1, -1, -1), views, strict=True):
             start, seen = time.perf_counter(), self._pictures.encoded
             embeds.append(self._pictures.embeds_of(decoder, view))
             sequence.stats.reused_pictures -= self._pictures.encoded - seen
             seconds.vision += time.perf_counter() - start
-            yield False
+            yield False, "picture" if left else "encoder"
         start = time.perf_counter()
         image_embeds = None if not embeds else embeds[0] if len(embeds) == 1 else np.concatenate(embeds)
         # Of an encoder-decoder all of the prompt is kept or nothing, and nothing of the decoder's own slots.
@@ -221,7 +223,7 @@ class ActiveRequest:
         )
         seconds.encoder = time.perf_counter() - start
         if crosses:
-            yield True
+            yield True, "chunk"
         start = time.perf_counter()
         on_hidden_states = None
         if proposer is not None and proposer.needs_pictures:
@@ -242,7 +244,7 @@ class ActiveRequest:
         )
         while (logits := prefill.step()) is None:
             seconds.prefill += time.perf_counter() - start
-            yield True
+            yield True, "chunk"
             start, prefill.batch_index = time.perf_counter(), sequence.batch_index
         if proposer is not None:
             proposer.begin(sequence)

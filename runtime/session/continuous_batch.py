@@ -62,6 +62,11 @@ class ContinuousBatch:
         return self._beginning is not None
 
     @property
+    def next_part(self) -> str | None:
+        """What `prefill` does next (`ActiveRequest.next_part`); None while no request begins."""
+        return None if self._beginning is None else self._beginning[0].running.next_part
+
+    @property
     def has_room(self) -> bool:
         """Whether another request may begin."""
         return self._beginning is None and len(self._active) < self._session.max_batch

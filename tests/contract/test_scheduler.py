@@ -16,6 +16,7 @@ from vlmexport.runtime.common.errors import CapacityError
 from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 from vlmexport.runtime.measure.pass_costs import runnable
+from vlmexport.runtime.serving.prefill_budget import PrefillBudget
 from vlmexport.runtime.serving.scheduler import Scheduler
 from vlmexport.runtime.serving.ticket import Ticket
 from vlmexport.runtime.session.continuous_batch import ContinuousBatch
@@ -35,6 +36,16 @@ EXAMPLES = 350 if whole_product else 30
 """Schedules of each family."""
 
 
+class OnePart(PrefillBudget):
+    """One part between two cycles, so that drawn schedules do not depend on times: the most interleavings."""
+
+    def begin(self, beginning: int, running: int) -> None:
+        self._left = 1
+
+    def allows(self, part: str) -> bool:
+        return self._left > 0
+
+
 class Stepped(Scheduler):
     """A scheduler without threads: `step` does what is between two cycles, and a cycle."""
 
@@ -42,6 +53,7 @@ class Stepped(Scheduler):
         self.work, self.reads, self.sequences = work, [], {}
         self._readers.shutdown()
         self._readers = self  # type: ignore[assignment]
+        self._budget = OnePart(1)
         return None
 
     def close(self, drain: float | None = None) -> None:
