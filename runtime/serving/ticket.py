@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from ..common.errors import OptionError
 from ..common.foreign_errors import from_signal_handler
 from ..session.result import Result
-from ..speedup.stats import Stats
 
 if TYPE_CHECKING:
     from ..families import Prepared
@@ -100,9 +99,9 @@ class Ticket:
     def ended_early(self) -> Result | None:
         """What a request gives that was cancelled, or whose deadline passed, before it had a place."""
         if self.cancelled:
-            return Result("", [], "cancelled", Stats())
+            return Result.unbegun("cancelled")
         if self.expires is not None and time.perf_counter() >= self.expires:
-            return Result("", [], "deadline", Stats())
+            return Result.unbegun("deadline")
         return None
 
     def push(self, text: str) -> None:

@@ -96,6 +96,7 @@ class ActiveRequest:
             batch_index=decoder.arena.max_batch,  # none yet
             memory=settings.memory,
             grammar=settings.grammar,
+            logprobs=settings.logprobs,
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
         # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
@@ -115,7 +116,8 @@ class ActiveRequest:
         """
         decoder, sequence = self._decoder, self.sequence
         try:
-            for placed, self.next_part in self._parts_of_prefill():
+            for placed, following in self._parts_of_prefill():
+                self.next_part = following
                 if not placed:
                     yield
                     continue
@@ -167,7 +169,10 @@ class ActiveRequest:
         if sequence.memory is not None and sequence.error is None:
             sequence.memory.remember(sequence.tokens, tokenizer_checksum(self._manifest))
         parse = None if sequence.grammar is None else sequence.grammar.parse
-        return Result("".join(self._parts), sequence.tokens, sequence.finish_reason, sequence.stats, parse)
+        logprobs = None if sequence.logprobs is None else sequence.logprobs.entries
+        return Result(
+            "".join(self._parts), sequence.tokens, sequence.finish_reason, sequence.stats, parse, logprobs
+        )
 
     def end_proposer(self) -> None:
         """The draft forgets the request. Again: does nothing."""
@@ -252,7 +257,7 @@ class ActiveRequest:
             sequence.limits.max_new_tokens,
             decoder.max_length - decoder.arena.lengths[sequence.batch_index] + 1,
         )
-        self._first = sequence.choose(logits, 0, [])
+        self._first = sequence.choose_first(logits)
         seconds.prefill += time.perf_counter() - start
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import InputError, OptionError
-from ..speedup.stats import Stats
 from .active_request import Delivery
 from .continuous_batch import ContinuousBatch, Outcome
 from .inputs import NAMES, RequestInputs
@@ -69,7 +68,7 @@ def run_batch(session: Session, waiting: Iterator[WaitingRequest]) -> Iterator[t
             yield from batch.ended()
             while batch.has_room and (taken := next(waiting, None)) is not None:
                 if taken.delivery.cancelled():
-                    yield taken.number, Result("", [], "cancelled", Stats())
+                    yield taken.number, Result.unbegun("cancelled")
                     continue
                 try:
                     prepared = session._prepare(taken.inputs, taken.options)

@@ -20,6 +20,7 @@ from ..common.options import (
 )
 from ..common.validation import ADAPTIVE, CHANNELS
 from ..grammars.grammar import Grammar, read_grammar
+from ..sampling.logprobs import MOST
 from ..text.stop import LONGEST
 
 if TYPE_CHECKING:
@@ -106,6 +107,14 @@ class GenerateOptions(TypedDict, total=False):
         ),
     ]
     ignore_eos: Annotated[bool, Switch(flag=None, help="Go on after an end token.")]
+    logprobs: Annotated[
+        int | None,
+        Integer(
+            high=MOST, flag=None,
+            help="Note each token's log-probability, and those of so many of the likeliest tokens in its place "
+            "(`Result.logprobs`). They are the model's own, before temperature, penalties and grammars.",
+        ),
+    ]  # fmt: skip
     channels: Annotated[
         str,
         Choice(

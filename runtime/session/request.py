@@ -11,6 +11,7 @@ from ..bundle.combined_drafts import SIGN, before, kinds_of_requests
 from ..common.errors import OptionError
 from ..policy.base import DraftPolicy, FixedLength
 from ..policy.confidence import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
+from ..sampling.logprobs import Logprobs
 from ..sampling.sampler import Sampling
 from ..sampling.typical import Typical
 from .request_options import RequestOptions
@@ -48,6 +49,8 @@ class Settings:
     """Where the answer is remembered."""
     grammar: GrammarMatcher | None = None
     """What the answer must be; of this one request."""
+    logprobs: Logprobs | None = None
+    """Where the log-probabilities of its tokens are noted; of this one request."""
 
 
 def chosen_draft(
@@ -112,6 +115,7 @@ def resolve(
         "reuse_prompt": options.reuse_prompt,
         "memory": memory,
         "grammar": grammar,
+        "logprobs": None if options.logprobs is None else Logprobs(options.logprobs),
     }
     needs = {name: request[name] for name in kinds_of_requests()}
     chosen = chosen_draft(options, manifest, needs) if options.speculative else None

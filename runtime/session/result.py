@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..sampling.logprobs import TokenLogprob
 from ..speedup.stats import Stats
 
 
@@ -21,6 +22,14 @@ class Result:
     stats: Stats
     parse: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     """Of a request with a grammar: makes the value of a whole answer."""
+
+    logprobs: list[TokenLogprob] | None = field(default=None, repr=False)
+    """Of a request that asked for them: one entry for each of `tokens`."""
+
+    @classmethod
+    def unbegun(cls, finish_reason: str) -> Result:
+        """Of a request that ended before it had a place."""
+        return cls("", [], finish_reason, Stats())
 
     @property
     def parsed(self) -> Any:
@@ -44,6 +53,7 @@ class Result:
             "tokens": list(self.tokens),
             "finish_reason": self.finish_reason,
             "lossy": self.lossy,
+            **({} if self.logprobs is None else {"logprobs": [each._asdict() for each in self.logprobs]}),
             **({} if self.parse is None else {"parsed": dump(mode="json") if dump else parsed}),
             "stats": self.stats.to_dict(),
         }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..grammars.matcher import GrammarMatcher
     from ..policy.base import DraftPolicy
     from ..sampling.logits_processors import Processors
+    from ..sampling.logprobs import Logprobs
     from .proposer import Proposer
 
 
@@ -69,6 +70,8 @@ class Sequence:
     """Earlier answers, for a draft that proposes how they went on."""
     grammar: GrammarMatcher | None = None
     """What the answer must be; `processors` mask by it."""
+    logprobs: Logprobs | None = None
+    """Where the log-probabilities of its tokens are noted."""
     batch_index: int = 0
     prompt_positions: np.ndarray | None = None
     """int64 [axes, n] of the prompt's tokens; None: they count from 0."""
@@ -86,6 +89,7 @@ class Sequence:
             (self.processors is None or self.changes is not None)
             and self.sampling.temperature == 0
             and self.drawing is None
+            and self.logprobs is None
         )
 
     @property
@@ -142,6 +146,8 @@ class Sequence:
                     return
         finally:
             self.stats.discarded += left
+            if self.logprobs is not None:
+                self.logprobs.cut(len(emitted))
 
     def finish(self, whole: bool = True) -> None:
         """The last words: counters are final. Their identities are checked where the last cycle is `whole`: an exception
@@ -160,6 +166,13 @@ class Sequence:
         if self.processors is None and self.sampling.temperature == 0:
             return logits.best(logits_index)
         return self.sampling.choose(self._logits(logits, logits_index, after), len(self.tokens) + len(after))
+
+    def choose_first(self, logits: TargetLogits) -> int:
+        """The first token, from the logits behind the prompt. Raises as `choose`."""
+        token = self.choose(logits, 0, [])
+        if self.logprobs is not None:
+            self.logprobs.add(token, logits.logits(0))
+        return token
 
     def propose(self, logits: TargetLogits, logits_index: int, after: list[int]) -> int:
         """The token to draft after the emitted tokens and `after`, from draft logits. Matched, it is drawn with the
@@ -184,6 +197,15 @@ class Sequence:
 
     def judge(self, tree: TokenTree, logits: TargetLogits | ArgmaxResult, first: int) -> Verdict:
         """Verify a tree whose node i has its logits at first + i."""
+        verdict = self._judged(tree, logits, first)
+        if self.logprobs is not None:
+            assert isinstance(logits, TargetLogits), "a device that keeps the logits to itself"
+            tokens = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+            for node, token in zip((0, *verdict.path), tokens, strict=True):
+                self.logprobs.add(token, logits.logits(first + node))
+        return verdict
+
+    def _judged(self, tree: TokenTree, logits: TargetLogits | ArgmaxResult, first: int) -> Verdict:
         if isinstance(logits, ArgmaxResult):
             return self._accept(tree, lambda node, depth: logits.best(first + node))
         greedy = self.processors is None and self.sampling.temperature == 0

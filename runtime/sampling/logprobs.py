@@ -1,0 +1,51 @@
+"""Log-probabilities of the tokens that a request emits.
+
+They are the model's own, before temperature, penalties and grammars: vLLM's `raw_logprobs`, its default.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+MOST = 20
+"""Alternatives of a token that may be asked for, as OpenAI's API has it."""
+
+
+class TokenLogprob(NamedTuple):
+    """A token's log-probability (natural logarithm), and the likeliest tokens of its place with theirs, best first."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Logprobs:
+    """Collects the log-probabilities of one request; `entries` is in step with its tokens."""
+
+    def __init__(self, top: int):
+        """`top`: how many of the likeliest tokens are noted for each."""
+        self._top = top
+        self.entries: list[TokenLogprob] = []
+
+    def add(self, token: int, logits: np.ndarray) -> None:
+        """The next token, and the target's logits float32 [V] that it was chosen from."""
+        values = logits.astype(np.float64)
+        values -= values.max()
+        values -= np.log(np.exp(values).sum())
+        self.entries.append(TokenLogprob(token, float(values[token]), self._likeliest(values)))
+
+    def cut(self, length: int) -> None:
+        """Forget what stands behind the first `length` tokens: a cycle may choose more than it emits."""
+        del self.entries[length:]
+
+    def _likeliest(self, values: np.ndarray) -> list[tuple[int, float]]:
+        """(token, value) of the largest values [V]; the lowest id first among equals."""
+        count = min(self._top, len(values))
+        if not count:
+            return []
+        least = np.partition(values, -count)[-count]
+        candidates = np.flatnonzero(values >= least)
+        order = candidates[np.argsort(-values[candidates], kind="stable")][:count]
+        return [(int(token), float(values[token])) for token in order]
