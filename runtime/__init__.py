@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .common.errors import NumericsError as NumericsError
     from .common.errors import OptionError as OptionError
     from .common.errors import PromptError as PromptError
+    from .common.errors import PromptTooLongError as PromptTooLongError
     from .common.errors import QueueFullError as QueueFullError
     from .common.errors import UnsupportedModelError as UnsupportedModelError
     from .common.errors import VlmexportError as VlmexportError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from .images.video import Video as Video
     from .policy.adaptive import Adaptive as Adaptive
     from .policy.base import FixedLength as FixedLength
+    from .sampling.logprobs import Logprobs as Logprobs
     from .sampling.typical import Typical as Typical
     from .serving.scheduler import Scheduler as Scheduler
     from .serving.ticket import Ticket as Ticket
@@ -55,6 +57,7 @@ _HOMES = {
     "Adaptive": "policy.adaptive",
     "FixedLength": "policy.base",
     "GenerateOptions": "session.options",
+    "Logprobs": "sampling.logprobs",
     "Memory": "drafts.memory.answers",
     "Result": "session.result",
     "Scheduler": "serving.scheduler",
@@ -79,6 +82,7 @@ _HOMES = {
             "NumericsError",
             "OptionError",
             "PromptError",
+            "PromptTooLongError",
             "QueueFullError",
             "UnsupportedModelError",
             "VlmexportError",

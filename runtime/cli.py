@@ -27,6 +27,7 @@ from .images.quiet import quiet_log
 
 RUNTIME_COMMANDS = {
     "run": ("run", "Caption an image, or answer a question about it."),
+    "serve": ("serve", "Serve a bundle over HTTP, in OpenAI's protocol (needs the extra serve)."),
     "bench": ("bench", "Measure plain against speculative decoding, with the bound that the graphs allow."),
     "profile": ("profile", "Time every graph at every width with trtexec, or on the engine at hand."),
     "inspect": ("inspect", "Show what is in a bundle: graphs, weights, drafts, limits, parity, plans."),

@@ -8,7 +8,6 @@ from typing import Any
 from ..images.endings import is_picture
 
 _HELP = "`vlmexport --help` lists the commands, `vlmexport COMMAND --help` the options of one"
-_SERVE = "there is no server: load a `vlmexport.runtime.Session` in yours, one for each request at a time"
 _STREAM = (
     "`vlmexport run` writes the text while it is produced, without an option (in Python: `Session.stream`)"
 )
@@ -20,7 +19,7 @@ _RUN = "`vlmexport run BUNDLE --image FILE`"
 _IMAGE = "`--image FILE`, once for each picture"
 
 WORDS = {
-    "serve": _SERVE, "server": _SERVE, "stream": _STREAM, "quantise": _QUANTIZE, "quant": _QUANTIZE,
+    "server": "`vlmexport serve BUNDLE`", "stream": _STREAM, "quantise": _QUANTIZE, "quant": _QUANTIZE,
     "chat": "`vlmexport run BUNDLE --chat`", "help": _HELP, "version": "`vlmexport --version`",
     "export": "`vlmexport build --model MODEL -o BUNDLE`; `vlmexport export-draft` writes a draft for other engines",
     "convert": "`vlmexport build --model MODEL -o BUNDLE`",

@@ -23,6 +23,10 @@ class PromptError(InputError):
     """A prompt is empty where one is needed, too long, or not text."""
 
 
+class PromptTooLongError(PromptError):
+    """A prompt takes more positions than there are, or more characters than are read."""
+
+
 class GrammarError(InputError):
     """A grammar asks an answer for characters that no token of the model writes."""
 

@@ -30,6 +30,7 @@ MODULES = {
     "data": ("datasets",),
     "video": ("av",),
     "grammar": ("llguidance",),
+    "serve": ("starlette", "uvicorn", "msgspec", "prometheus_client"),
     "compile": ("onnx", "onnx_ir", "ml_dtypes"),
 }
 """Extra → modules without which its commands cannot run (tensorboard, which [train] also brings, they can do without).

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from .errors import OptionError
 from .validation import integer, number
 
-GROUPS = ("Input", "Generation", "Training", "Sampling", "Speculation", "Engine", "Output")
+GROUPS = ("Input", "Generation", "Training", "Sampling", "Speculation", "Server", "Engine", "Output")
 """Panels of help pages."""
 
 NO_OPTION = object()

@@ -5,9 +5,12 @@ They are the model's own, before temperature, penalties and grammars: vLLM's `ra
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from ..common.errors import OptionError
+from ..common.validation import integer
 
 MOST = 20
 """Alternatives of a token that may be asked for, as OpenAI's API has it."""
@@ -22,11 +25,11 @@ class TokenLogprob(NamedTuple):
 
 
 class Logprobs:
-    """Collects the log-probabilities of one request; `entries` is in step with its tokens."""
+    """Collects the log-probabilities of one request; `entries` is in step with its tokens, between two cycles."""
 
     def __init__(self, top: int):
-        """`top`: how many of the likeliest tokens are noted for each."""
-        self._top = top
+        """`top`: how many of the likeliest tokens are noted for each, at most 20. Raises `OptionError`."""
+        self._top = integer("logprobs", top, 0, MOST)
         self.entries: list[TokenLogprob] = []
 
     def add(self, token: int, logits: np.ndarray) -> None:
@@ -49,3 +52,12 @@ class Logprobs:
         candidates = np.flatnonzero(values >= least)
         order = candidates[np.argsort(-values[candidates], kind="stable")][:count]
         return [(int(token), float(values[token])) for token in order]
+
+
+def check_logprobs(name: str, value: Any) -> Logprobs:
+    """A number of tokens, or what collects them. Raises `OptionError`."""
+    if not isinstance(value, Logprobs):
+        return Logprobs(value)
+    if value.entries:
+        raise OptionError(f"{name}: these hold {len(value.entries)} tokens of another request; make new ones")
+    return value

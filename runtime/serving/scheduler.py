@@ -73,11 +73,13 @@ class Scheduler:
         request: Mapping[str, Any],
         on_text: Callable[[str], object] | None = None,
         deadline: float | None = None,
+        streamed: bool = True,
     ) -> Ticket:
         """Accept a request, a mapping of what `Session.generate` takes. Options are checked here.
 
         `on_text` receives its text, one piece a cycle, in the scheduler's thread: it must be short. `deadline`: seconds
-        from now, waiting included; another word for the request's own. A request whose pictures or prompt cannot be read
+        from now, waiting included; another word for the request's own. Not `streamed`: its text comes with the result alone,
+        which is less work. A request whose pictures or prompt cannot be read
         ends with the `InputError`. Raises `OptionError`, `QueueFullError` where as many wait as may, and `ClosedError`
         behind `close`.
         """
@@ -91,7 +93,7 @@ class Scheduler:
             request = {**request, "deadline": deadline}
         with self._resolving:
             inputs, options, settings = checked(request, self.session._resolve)
-        ticket = Ticket(Asked(options, settings), arrived, on_text, self._wake)
+        ticket = Ticket(Asked(options, settings, streamed), arrived, on_text, self._wake)
         with self._changed:
             self._refuse_closed()
             if len(self._tickets) >= self.session.max_batch + self.max_waiting:
@@ -272,15 +274,15 @@ class Scheduler:
     def _begin(self, batch: ContinuousBatch, ticket: Ticket) -> None:
         session, prepared, asked = self.session, ticket.prepared, ticket.asked
         assert prepared is not None
-        ticket.prepared = None
+        ticket.prepared, ticket.began = None, time.perf_counter()
         self._running += 1
         delivery = replace(
-            session._delivery(streamed=True),
+            session._delivery(asked.streamed),
             begin=ticket.arrived,
             cancelled=lambda: ticket.cancelled or session._closed,
         )
         prepared = session._pictures.recall_all(prepared, asked.options.similar)
-        batch.begin(ticket, prepared, asked.settings, delivery, ticket.push)
+        batch.begin(ticket, prepared, asked.settings, delivery, ticket.push if asked.streamed else None)
 
     def _wait(self) -> bool:
         """Until there is something to do; False where there will be nothing any more."""

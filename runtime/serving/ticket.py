@@ -25,6 +25,8 @@ class Asked:
 
     options: RequestOptions
     settings: Settings
+    streamed: bool = True
+    """Whether its text is handed out piece by piece."""
 
 
 class Ticket:
@@ -42,6 +44,8 @@ class Ticket:
     ):
         self.asked, self.arrived = asked, arrived
         """When it came: `time.perf_counter`."""
+        self.began: float | None = None
+        """When it got a place, by the same clock; None: not yet."""
         deadline = asked.settings.deadline
         self.expires = None if deadline is None else arrived + deadline
         self.prepared: Prepared | None = None
@@ -81,6 +85,10 @@ class Ticket:
         """Its text, one piece a cycle; once. Raises what ended it, as `result` does."""
         if self._on_text is not None:
             raise OptionError("the text of this request goes to its on_text; submit it without, and iterate")
+        if not self.asked.streamed:
+            raise OptionError(
+                "this request is not streamed, its text is in the result; submit it with streamed=True"
+            )
         while (piece := self._pieces.get()) is not None:
             yield piece
         self._pieces.put(None)  # for another iteration, which finds nothing

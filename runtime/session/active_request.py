@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..common.errors import NumericsError, PromptError
+from ..common.errors import NumericsError, PromptError, PromptTooLongError
 from ..decoder.decoder import Decoder
 from ..decoder.prefill import Prefill
 from ..drafts.memory.answers import tokenizer_checksum
@@ -215,7 +215,7 @@ class ActiveRequest:
             ids = decoder_ids(manifest, prepared)
             hidden_states = decoder.embed(ids)
         elif len(ids) > decoder.max_length:
-            raise PromptError(
+            raise PromptTooLongError(
                 f"the prompt takes {len(ids)} positions, the session holds {decoder.max_length}"
             )
         else:

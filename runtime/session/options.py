@@ -20,12 +20,12 @@ from ..common.options import (
 )
 from ..common.validation import ADAPTIVE, CHANNELS
 from ..grammars.grammar import Grammar, read_grammar
-from ..sampling.logprobs import MOST
 from ..text.stop import LONGEST
 
 if TYPE_CHECKING:
     from ..drafts.memory.answers import Memory
     from ..policy.base import DraftPolicy
+    from ..sampling.logprobs import Logprobs
     from ..sampling.typical import Typical
 
 DRAFT_SAMPLING = ("match", "drawn", "auto")
@@ -48,6 +48,12 @@ def _memory(name: str, value: Any) -> "Memory | str":
     if isinstance(value, Memory) or (isinstance(value, str) and 1 <= len(value) <= LONGEST_NAME):
         return value
     raise OptionError(f"{name}: {value!r:.80} is no `Memory` and no name of 1 to {LONGEST_NAME} characters")
+
+
+def _logprobs(name: str, value: Any) -> "Logprobs":
+    from ..sampling.logprobs import check_logprobs
+
+    return check_logprobs(name, value)
 
 
 def _lossy(name: str, value: Any) -> "Typical":
@@ -108,11 +114,12 @@ class GenerateOptions(TypedDict, total=False):
     ]
     ignore_eos: Annotated[bool, Switch(flag=None, help="Go on after an end token.")]
     logprobs: Annotated[
-        int | None,
-        Integer(
-            high=MOST, flag=None,
-            help="Note each token's log-probability, and those of so many of the likeliest tokens in its place "
-            "(`Result.logprobs`). They are the model's own, before temperature, penalties and grammars.",
+        "int | Logprobs | None",
+        Custom(
+            checked=_logprobs, flag=None,
+            help="Note each token's log-probability, and those of so many of the likeliest tokens in its place: in "
+            "`Result.logprobs`, or in a `Logprobs` of yours. They are the model's own, before temperature, penalties and "
+            "grammars.",
         ),
     ]  # fmt: skip
     channels: Annotated[

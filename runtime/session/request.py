@@ -11,7 +11,6 @@ from ..bundle.combined_drafts import SIGN, before, kinds_of_requests
 from ..common.errors import OptionError
 from ..policy.base import DraftPolicy, FixedLength
 from ..policy.confidence import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
-from ..sampling.logprobs import Logprobs
 from ..sampling.sampler import Sampling
 from ..sampling.typical import Typical
 from .request_options import RequestOptions
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
     from ..drafts.memory.answers import Memory
     from ..grammars.matcher import GrammarMatcher
+    from ..sampling.logprobs import Logprobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ def resolve(
         "reuse_prompt": options.reuse_prompt,
         "memory": memory,
         "grammar": grammar,
-        "logprobs": None if options.logprobs is None else Logprobs(options.logprobs),
+        "logprobs": options.logprobs,
     }
     needs = {name: request[name] for name in kinds_of_requests()}
     chosen = chosen_draft(options, manifest, needs) if options.speculative else None

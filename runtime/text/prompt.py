@@ -6,7 +6,7 @@ import codecs
 
 import numpy as np
 
-from ..common.errors import PromptError
+from ..common.errors import PromptError, PromptTooLongError
 
 LONGEST = 1_000_000
 """Characters. Above this the prompt is refused before tokenizing, which would take seconds."""
@@ -16,7 +16,7 @@ def as_text(prompt: object) -> str:
     """The prompt as a string. Raises `PromptError` for anything that is not text, or not UTF-8."""
     if isinstance(prompt, bytes | bytearray):
         if len(prompt) > 4 * LONGEST:
-            raise PromptError(f"the prompt has {len(prompt)} bytes; the limit is {LONGEST} characters")
+            raise PromptTooLongError(f"the prompt has {len(prompt)} bytes; the limit is {LONGEST} characters")
         try:
             return bytes(prompt).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -26,7 +26,7 @@ def as_text(prompt: object) -> str:
     if not isinstance(prompt, str):
         raise PromptError(f"a prompt is text, not {type(prompt).__name__}")
     if len(prompt) > LONGEST:
-        raise PromptError(f"the prompt has {len(prompt)} characters; the limit is {LONGEST}")
+        raise PromptTooLongError(f"the prompt has {len(prompt)} characters; the limit is {LONGEST}")
     for at, character in enumerate(prompt):
         if 0xD800 <= ord(character) <= 0xDFFF:
             raise PromptError(
@@ -67,7 +67,7 @@ def from_pipe(data: bytes) -> str:
 def check_length(token_ids: np.ndarray, limit: int, what: str) -> None:
     """Refuse more than `limit` positions of a prompt. `what` names the limit and how to raise it."""
     if len(token_ids) > limit:
-        raise PromptError(f"the prompt has {len(token_ids)} tokens; {what} allows {limit}: shorten it")
+        raise PromptTooLongError(f"the prompt has {len(token_ids)} tokens; {what} allows {limit}: shorten it")
 
 
 def check_ids(token_ids: np.ndarray, vocab_size: int) -> None:

@@ -98,8 +98,13 @@ def test_they_are_not_noted_unless_asked_for(rigs: Callable[[str, str], Rig]) ->
     none = session.generate_tokens(ids, max_new_tokens=3, logprobs=0)
     assert none.logprobs is not None and [entry.top for entry in none.logprobs] == [[], [], []]
     assert none.to_dict()["logprobs"][0].keys() == {"token", "logprob", "top"}
-    with pytest.raises(OptionError, match="logprobs"):
-        session.generate_tokens(ids, logprobs=21)
+    for wrong in (21, -1, "all", True):
+        with pytest.raises(OptionError, match="logprobs"):
+            session.generate_tokens(ids, logprobs=wrong)
+    own = Logprobs(1)
+    assert session.generate_tokens(ids, max_new_tokens=3, logprobs=own).logprobs is own.entries
+    with pytest.raises(OptionError, match="3 tokens of another request"):
+        session.generate_tokens(ids, logprobs=own)
 
 
 def test_the_lowest_id_comes_first_among_equals() -> None:

@@ -127,7 +127,7 @@ def test_the_wheel_holds_what_the_tree_holds_and_nothing_else(wheel: Path) -> No
         if path.is_file() and not {"__pycache__", "vlmexport.egg-info"} & set(path.parts)
     }
     assert names == expected
-    assert wheel.stat().st_size < 1.4e6  # a robot installs it
+    assert wheel.stat().st_size < 1.5e6  # a robot installs it
     assert re.fullmatch(r"vlmexport-[0-9.]+-py3-none-any\.whl", wheel.name)
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
     assert metadata["Description-Content-Type"] == "text/markdown"

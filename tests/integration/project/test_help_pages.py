@@ -99,6 +99,7 @@ def declarations(command: str) -> Iterator[type]:
 
 DECLARED = (
     "run",
+    "serve",
     "bench",
     "profile",
     "build",
