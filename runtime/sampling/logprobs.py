@@ -22,6 +22,8 @@ class TokenLogprob(NamedTuple):
     token: int
     logprob: float
     top: list[tuple[int, float]]
+    drafted: bool = False
+    """Whether a draft proposed it, and the target accepted it."""
 
 
 class Logprobs:
@@ -32,12 +34,12 @@ class Logprobs:
         self._top = integer("logprobs", top, 0, MOST)
         self.entries: list[TokenLogprob] = []
 
-    def add(self, token: int, logits: np.ndarray) -> None:
-        """The next token, and the target's logits float32 [V] that it was chosen from."""
+    def add(self, token: int, logits: np.ndarray, drafted: bool = False) -> None:
+        """The next token, the target's logits float32 [V] that it was chosen from, and whether a draft proposed it."""
         values = logits.astype(np.float64)
         values -= values.max()
         values -= np.log(np.exp(values).sum())
-        self.entries.append(TokenLogprob(token, float(values[token]), self._likeliest(values)))
+        self.entries.append(TokenLogprob(token, float(values[token]), self._likeliest(values), drafted))
 
     def cut(self, length: int) -> None:
         """Forget what stands behind the first `length` tokens: a cycle may choose more than it emits."""

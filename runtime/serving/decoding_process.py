@@ -89,7 +89,7 @@ def spell(tokenizer: Tokenizer, token: int, logprob: float) -> Token:
 def entry_of(tokenizer: Tokenizer, noted: TokenLogprob) -> Entry:
     """A token's log-probability with the texts of the tokens."""
     top = [spell(tokenizer, *each) for each in noted.top]
-    return Entry(spell(tokenizer, noted.token, noted.logprob), top)
+    return Entry(spell(tokenizer, noted.token, noted.logprob), top, noted.drafted)
 
 
 def counts_of(stats: Stats, queue_seconds: float) -> Counts:

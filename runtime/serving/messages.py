@@ -73,6 +73,7 @@ class Entry(msgspec.Struct, array_like=True):
 
     token: Token
     top: list[Token]
+    drafted: bool = False
 
 
 class Text(msgspec.Struct, tag=True):

@@ -201,8 +201,8 @@ class Sequence:
         if self.logprobs is not None:
             assert isinstance(logits, TargetLogits), "a device that keeps the logits to itself"
             tokens = [*(tree.tokens[node] for node in verdict.path), verdict.token]
-            for node, token in zip((0, *verdict.path), tokens, strict=True):
-                self.logprobs.add(token, logits.logits(first + node))
+            for at, (node, token) in enumerate(zip((0, *verdict.path), tokens, strict=True)):
+                self.logprobs.add(token, logits.logits(first + node), drafted=at < len(verdict.path))
         return verdict
 
     def _judged(self, tree: TokenTree, logits: TargetLogits | ArgmaxResult, first: int) -> Verdict:

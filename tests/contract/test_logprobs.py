@@ -31,6 +31,8 @@ def wanted(rig: Rig, request: Request, tokens: list[int]) -> np.ndarray:
 def check(rig: Rig, request: Request, result: Result) -> None:
     entries = result.logprobs
     assert entries is not None and [entry.token for entry in entries] == result.tokens
+    if not result.stats.discarded:
+        assert sum(entry.drafted for entry in entries) == result.stats.accepted
     want = wanted(rig, request, result.tokens)
     for row, entry in zip(want, entries, strict=True):
         assert entry.logprob == pytest.approx(row[entry.token], abs=2e-4)
@@ -97,7 +99,7 @@ def test_they_are_not_noted_unless_asked_for(rigs: Callable[[str, str], Rig]) ->
     assert session.generate_tokens(ids, max_new_tokens=3).logprobs is None
     none = session.generate_tokens(ids, max_new_tokens=3, logprobs=0)
     assert none.logprobs is not None and [entry.top for entry in none.logprobs] == [[], [], []]
-    assert none.to_dict()["logprobs"][0].keys() == {"token", "logprob", "top"}
+    assert none.to_dict()["logprobs"][0].keys() == {"token", "logprob", "top", "drafted"}
     for wrong in (21, -1, "all", True):
         with pytest.raises(OptionError, match="logprobs"):
             session.generate_tokens(ids, logprobs=wrong)

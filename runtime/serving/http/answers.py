@@ -117,7 +117,12 @@ class Form:
             return None
         if not self._plain:
             content = [
-                {**_spelled(each.token), "top_logprobs": list(map(_spelled, each.top))} for each in entries
+                {
+                    **_spelled(each.token),
+                    "top_logprobs": list(map(_spelled, each.top)),
+                    "drafted": each.drafted,
+                }
+                for each in entries
             ]
             return {"content": content, "refusal": None}
         offsets = []

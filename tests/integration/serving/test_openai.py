@@ -232,6 +232,10 @@ def test_speculation_is_reported_as_vllm_does(writing: Served) -> None:
     assert found["num_draft_tokens"] == want.proposed and found["num_spec_tokens"] == 4
     assert found["mean_acceptance_length"] == pytest.approx(1 + want.accepted / steps)
     assert metrics["time_to_first_token_ms"] > 0
+    content = (
+        api.chat.completions.create(**asked, logprobs=True, extra_body=extra).choices[0].logprobs.content
+    )
+    assert sum(each.drafted for each in content) == want.accepted
     plain = api.chat.completions.create(**asked, extra_body={"draft": "none"}).metrics
     assert plain["speculative_decoding"] is None
 
