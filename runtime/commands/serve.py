@@ -112,6 +112,13 @@ class ScheduleOptions(EngineOptions):
             help="Positions to allocate for prompt and answer. Default: the bundle's.",
         ),
     ] = None  # fmt: skip
+    picture_cache: Annotated[
+        int | None,
+        Integer(
+            group="Engine", expert=True, metavar="MiB",
+            help="Keep embeddings of pictures, for the next request about the same one. 0: none. Default: 64.",
+        ),
+    ] = None  # fmt: skip
     prefills_per_cycle: Annotated[
         int,
         Integer(
@@ -139,6 +146,7 @@ def serve(
     from ..serving.http.server import Place, run
     from ..serving.http.translate import Defaults
     from ..serving.messages import Load
+    from ..session.picture_cache import MIB
 
     limits = Bundle.open(bundle).manifest.limits
     keys = read_keys(listen.api_key_file)
@@ -148,6 +156,7 @@ def serve(
         "max_length": schedule.max_length,
         "max_batch": schedule.max_batch or limits.max_batch,
         "threads": schedule.threads,
+        "picture_cache": MIB if schedule.picture_cache is None else schedule.picture_cache,
         "kernel_cache": None if schedule.kernel_cache is None else str(schedule.kernel_cache),
     }
 

@@ -42,7 +42,8 @@ class Place:
         if self.unix_socket is not None:
             return bind_unix(self.unix_socket)
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        # With its protocol named asyncio sends each event at once, and does not wait for the one before to be acknowledged.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((self.host, self.port))
