@@ -15,7 +15,7 @@ REQUESTS ?= 4000
 TESTS ?= tests
 POINTS ?= 200
 
-.PHONY: install demo test test-unit test-contract test-all test-gpu bench-gpu docs serve-docs lint lint-docs format clean fuzz soak kill
+.PHONY: install demo test test-unit test-contract test-all test-gpu bench-gpu docs serve-docs lint lint-docs format clean fuzz soak soak-server kill
 
 install: $(STAMP)
 
@@ -61,6 +61,9 @@ fuzz: install
 
 soak: install
 	$(BIN)/python -m tests.integration.soak.soak --requests $(REQUESTS) --seed $(SEED)
+
+soak-server: install
+	$(BIN)/python -m tests.integration.soak.serving --minutes $(MINUTES) --seed $(SEED)
 
 kill: install
 	$(BIN)/python -m tests.integration.kill.campaign --points $(POINTS) $(if $(SAVE),--save $(SAVE))

@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vlmexport-soak-") as folder:
-        bundle = arguments.bundle or _built(Path(folder))
+        bundle = arguments.bundle or built(Path(folder))
         found = soak(bundle, arguments.requests, arguments.max_batch, arguments.seed)
     print(json.dumps(found, indent=1))
     if arguments.save:
@@ -149,8 +149,8 @@ def main() -> int:
     return 1 if found["problems"] else 0
 
 
-def _built(folder: Path) -> Path:
-    """In a process of its own: what a build leaves in memory is not the session's."""
+def built(folder: Path) -> Path:
+    """A tiny captioner with random weights, built in a process of its own: what that leaves in memory is not the session's."""
     import subprocess
 
     code = (
