@@ -217,6 +217,8 @@ def serve(connection: socket.socket) -> None:
                     break
                 assert not isinstance(message, Load), "loaded already"
                 desk.take(message)
+                if scheduler.closed:  # an error ended it: another process is better
+                    break
         finally:
             scheduler.close(drain)
             outbox.close()

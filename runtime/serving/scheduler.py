@@ -128,6 +128,11 @@ class Scheduler:
         """Requests that wait for one."""
         return max(0, len(self._tickets) - self._running)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it accepts no more: it was closed, or an error ended it."""
+        return self._closed
+
     def close(self, drain: float | None = None) -> None:
         """Accept no more, let what was accepted end, and give the session back. After `drain` seconds the rest is
         cancelled; None: never. Again: waits for the same."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,7 @@ class Api:
         return await self._answer(request, True)
 
     async def _answer(self, request: Request, plain: bool) -> Response:
+        conversation: Conversation | None = None
         try:
             self._check_key(request)
             self._check_room()  # before a body is read
@@ -100,8 +102,12 @@ class Api:
                 return EventStream(stream(conversation, form, self.metrics))
             answers = await conversation.answers()
         except RequestError as error:
+            if conversation is not None:
+                conversation.close()
             return self._refused(error)
         except (ClientDisconnect, Gone):
+            if conversation is not None:
+                conversation.close()
             self.metrics.count_error(499)
             return Response(status_code=499)
         for answer in answers:
@@ -140,9 +146,10 @@ class Api:
 
     def _check_key(self, request: Request) -> None:
         keys = self._options.api_keys
-        given = request.headers.get("authorization", "").partition(" ")[2].strip().encode()
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        key_given = given.strip().encode() if scheme.lower() == "bearer" else b""
         # All of them are compared, each in a time that does not depend on where it differs.
-        right = [hmac.compare_digest(given, key.encode()) for key in keys]
+        right = [hmac.compare_digest(key_given, key.encode()) for key in keys]
         if keys and True not in right:
             raise RequestError(
                 "the key is missing or wrong; send it as `Authorization: Bearer KEY`",
@@ -225,7 +232,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 class EventStream(Response):
     """A response of server-sent events."""
 
-    def __init__(self, events: AsyncIterator[bytes]):
+    def __init__(self, events: AsyncGenerator[bytes, None]):
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
         )
@@ -234,6 +241,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        async with aclosing(self._events) as events:
+            async for data in events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

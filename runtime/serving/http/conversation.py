@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from ..decoding_processes import Asked, Inbox
@@ -58,7 +58,7 @@ class Conversation:
             if isinstance(message, Ended):
                 self._checked(message)
 
-    async def parts(self) -> AsyncIterator[list[tuple[int, Text | Answer]]]:
+    async def parts(self) -> AsyncGenerator[list[tuple[int, Text | Answer]], None]:
         """(choice, piece of its text or its answer), as they come, until all have ended. Raises `RequestError`, `Gone`."""
         left = len(self.asked)
         try:
@@ -101,7 +101,7 @@ class Conversation:
         return outcome
 
 
-async def stream(conversation: Conversation, form: Form, metrics: Metrics) -> AsyncIterator[bytes]:
+async def stream(conversation: Conversation, form: Form, metrics: Metrics) -> AsyncGenerator[bytes, None]:
     """The events of an answer: those that came together as one piece of data, the pieces of a choice as one event."""
     answers: dict[int, Answer] = {}
     try:

@@ -6,11 +6,13 @@ refused by name.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from .errors import RequestError, unsupported
+
+Integer = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class ImageUrl(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -95,21 +97,21 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     answer, then `NEUTRAL` ones."""
 
     model: str | None = None
-    max_tokens: int | None = None
+    max_tokens: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
+    n: Integer | None = None
+    seed: Integer | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     draft: str | None = None
-    draft_length: int | None = None
+    draft_length: Integer | None = None
     deadline: float | None = None
     user: str | None = None
     metadata: Any = None
@@ -129,9 +131,9 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
     """Body of `/v1/chat/completions`."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = None
     tools: Any = None
     tool_choice: Any = None
@@ -151,8 +153,8 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
 class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    prompt: str | list[str | Integer | list[Integer]]
+    logprobs: Integer | None = None
     echo: Any = None
     suffix: Any = None
     best_of: Any = None

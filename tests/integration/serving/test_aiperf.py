@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from tests.support.own_environment import own_environment  # noqa: E402
-from tests.support.running_server import WAIT, RunningServer  # noqa: E402
+from tests.support.own_environment import own_environment
+from tests.support.running_server import WAIT, RunningServer
 
 
 @pytest.mark.slow

@@ -261,3 +261,22 @@ def test_what_cannot_be_served_is_said_in_one_line(
         run = started(bundle, *options)
         assert run.returncode == 2 and said in run.stderr, run.stderr
         assert len(run.stderr.splitlines()) == 1, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+        (b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1' + b"0" * 40 + b"}", 400),
+        (b'{"messages": [{"role": "user", "content": "x"}], "top_k": 1' + b"0" * 40 + b"}", 400),
+        (b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}', 400),
+        (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', 400),
+        (b'{"messages": [{"role": "user", "content": "x"}], "stop": ["' + b"x" * 200_000 + b'"]}', 400),
+        (b'{"messages": [{"role": "user", "content": "\\u0000"}], "max_tokens": 1}', 200),
+        (b'{"messages": [{"role": "user", "content": ""}], "max_tokens": 1}', 200),
+        (b'{"messages": [{"role": "user", "content": []}], "max_tokens": 1}', 200),
+    ],
+)
+def test_odd_values(server: RunningServer, body: bytes, status: int) -> None:
+    assert server.ask(CHAT, body)[0] == status
+    assert len(server.decoding) == 1 and server.ask(CHAT, SHORT)[0] == 200
