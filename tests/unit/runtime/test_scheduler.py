@@ -23,8 +23,8 @@ from vlmexport.runtime.serving.ticket import Ticket
 from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speculative.cycle import Cycle
 
-WAIT = 120.0
-"""Seconds after which a test that hangs fails."""
+from tests.support.gated_cycles import WAIT, Gate
+
 LONG: dict[str, Any] = {"prompt": "a red cup", "max_new_tokens": 90, "ignore_eos": True, "speculative": False}
 
 
@@ -39,36 +39,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate(monkeypatch)
     yield gate
     gate.open()
-
-
-class Gate:
-    """Lets cycles pass one by one, or all."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._permits, self._open = threading.Semaphore(0), False
-        self.reached = threading.Semaphore(0)
-        run = Cycle.run
-
-        def gated(cycle: Cycle) -> Any:
-            self.reached.release()
-            if not self._open:
-                assert self._permits.acquire(timeout=WAIT)
-            return run(cycle)
-
-        monkeypatch.setattr(Cycle, "run", gated)
-
-    def wait(self) -> None:
-        """Until the next cycle is about to run."""
-        assert self.reached.acquire(timeout=WAIT)
-
-    def cycle(self) -> None:
-        """One runs, and the next one is about to."""
-        self._permits.release()
-        self.wait()
-
-    def open(self) -> None:
-        self._open = True
-        self._permits.release(1000)
 
 
 def pictured(session: Session, seed: int) -> np.ndarray:
@@ -240,8 +210,7 @@ def test_pictures_are_encoded_while_others_decode(tiny_bundle: Callable[[str], A
         picture = pictured(session, 4)
         gate.open()
         want = session.generate(picture, "a cup", max_new_tokens=6).tokens
-        gate._open = False
-        gate._permits = threading.Semaphore(0)
+        gate.shut()
         with Scheduler(session) as scheduler:
             running = scheduler.submit({**LONG, "image": picture, "max_new_tokens": 60})
             found: list[Any] = []
