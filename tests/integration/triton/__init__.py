@@ -1,0 +1,1 @@
+"""A real Triton Inference Server, with its python backend and its client."""
