@@ -11,7 +11,7 @@ import typer
 
 from ..common.errors import OptionError
 from ..common.optional_deps import need_extra
-from ..common.options import File, Integer, Number, Switch, Text, Texts
+from ..common.options import File, Integer, Number, Switch, Text, Texts, declared_options
 from .option_flags import with_flags
 from .options import Bundle as BundleArgument
 from .options import EngineOptions
@@ -135,10 +135,31 @@ class ScheduleOptions(EngineOptions):
     ] = 1  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class TritonOptions:
+    """Files for another server, in place of running one."""
+
+    write_triton: Annotated[
+        Path | None,
+        File(
+            group="Output", expert=True, metavar="DIR",
+            help="Serve nothing: write the bundle as a model of Triton Inference Server into this model repository.",
+        ),
+    ] = None  # fmt: skip
+
+
 def serve(
-    bundle: BundleArgument, listen: ListenOptions, answers: AnswerOptions, schedule: ScheduleOptions
+    bundle: BundleArgument,
+    listen: ListenOptions,
+    answers: AnswerOptions,
+    schedule: ScheduleOptions,
+    triton: TritonOptions,
 ) -> None:
     """Serve a bundle over HTTP."""
+    if triton.write_triton is not None:
+        _refuse_others(listen, answers, schedule)
+        _write_triton(bundle, triton.write_triton, answers.served_name, schedule)
+        return
     need_extra("serve", "`vlmexport serve`")
     from ..bundle.folder import Bundle
     from ..serving.http.app import ApiOptions
@@ -173,6 +194,30 @@ def serve(
         options,
         listen.drain,
     )
+
+
+OF_TRITON = ("served_name", "device", "threads", "max_batch", "max_waiting", "sessions")
+"""Options that a model of Triton's takes."""
+
+
+def _refuse_others(*given: Any) -> None:
+    """`OptionError` for what `--write-triton` would ignore."""
+    for options in given:
+        for name, option in declared_options(type(options)).items():
+            value = getattr(options, name)
+            if name not in OF_TRITON and value != option.default:
+                flag = option.flags(name)[-1]
+                raise OptionError(f"{flag} {value}: a model of Triton's has no such option; leave it out")
+
+
+def _write_triton(bundle: Path, folder: Path, name: str | None, schedule: ScheduleOptions) -> None:
+    from ..serving.triton.repository import write_repository
+
+    written = write_repository(
+        bundle, folder, name, device=schedule.device, max_batch=schedule.max_batch, max_waiting=schedule.max_waiting,
+        threads=schedule.threads, instances=schedule.sessions,
+    )  # fmt: skip
+    typer.echo(f"model: {written}")
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:

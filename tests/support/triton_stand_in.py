@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from vlmexport.runtime.serving.triton_config import INPUTS, OUTPUTS
+from vlmexport.runtime.serving.triton.config import INPUTS, OUTPUTS
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 DTYPES = {

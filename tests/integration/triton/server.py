@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
+
+from tests.support.own_environment import own_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -40,23 +41,7 @@ def packages() -> Path:
     import tomllib  # Python 3.11
 
     runtime = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
-    wanted = [*WHEELS, *runtime]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vlmexport-tests"
-    cache.mkdir(parents=True, exist_ok=True)
-    folder, whole = cache / f"triton-{VERSION}", cache / f"triton-{VERSION}.txt"
-    with FileLock(cache / f"triton-{VERSION}.lock"):
-        if not whole.exists() or whole.read_text("utf-8").split("\n") != wanted:
-            whole.unlink(missing_ok=True)
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-            done = subprocess.run(
-                [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check",
-                 "-c", str(ROOT / "constraints.txt"), *wanted],
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            if done.returncode:
-                last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-                pytest.skip(f"{WHEELS[0]} cannot be installed: {last}")
-            whole.write_text("\n".join(wanted), "utf-8")
+    folder = own_environment("triton", [*WHEELS, *runtime], "-c", str(ROOT / "constraints.txt"))
     return folder / "lib" / f"python{VERSION}" / "site-packages"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch", reason="building the bundle needs [export]")
 
-from vlmexport.runtime.serving.triton_repository import write_repository
+from vlmexport.runtime.serving.triton.repository import write_repository
 from vlmexport.runtime.session.session import Session
 
 from tests.integration.triton.server import WAIT, Server, packages
@@ -29,7 +29,7 @@ from pathlib import Path
 
 import triton_python_backend_utils
 from vlmexport.runtime.serving.ticket import Ticket
-from vlmexport.runtime.serving.triton import TritonModel
+from vlmexport.runtime.serving.triton.model import TritonModel
 from vlmexport.runtime.speculative.cycle import Cycle
 
 EVENTS, PERMITS = Path({events!r}), Path({permits!r})

@@ -25,12 +25,12 @@ from vlmexport.runtime.common.errors import (
     PromptError,
     QueueFullError,
 )
-from vlmexport.runtime.serving import triton_delivery
 from vlmexport.runtime.serving.ticket import Ticket
-from vlmexport.runtime.serving.triton import TritonModel
-from vlmexport.runtime.serving.triton_delivery import code_of
-from vlmexport.runtime.serving.triton_repository import write_repository
-from vlmexport.runtime.serving.triton_request import read_request
+from vlmexport.runtime.serving.triton import delivery as triton_delivery
+from vlmexport.runtime.serving.triton.delivery import code_of
+from vlmexport.runtime.serving.triton.model import TritonModel
+from vlmexport.runtime.serving.triton.repository import write_repository
+from vlmexport.runtime.serving.triton.request import read_request
 from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speculative.cycle import Cycle
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..common.errors import BusyError, ClosedError, InputError, OptionError, VlmexportError
-from ..common.foreign_errors import from_signal_handler
+from ...common.errors import BusyError, ClosedError, InputError, OptionError, VlmexportError
+from ...common.foreign_errors import from_signal_handler
 
 if TYPE_CHECKING:
-    from .ticket import Ticket
+    from ..ticket import Ticket
 
 LOOK = 0.05
 """Seconds after which a client is looked for whose request gives no text: it waits, or its prompt is computed."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..bundle.folder import Bundle
-from ..common.atomic_files import is_scratch, write_file
-from ..common.errors import OptionError
-from ..common.paths import look_at
-from ..common.validation import integer
-from ..engines import DEVICES
-from .triton_config import Parameters, config_text
+from ...bundle.folder import Bundle
+from ...common.atomic_files import is_scratch, write_file
+from ...common.errors import OptionError
+from ...common.paths import look_at
+from ...common.validation import integer
+from ...engines import DEVICES
+from .config import Parameters, config_text
 
 CONFIG, VERSION, MODEL = "config.pbtxt", "1", "model.py"
 """Names of a model's files; a version is a folder."""
@@ -19,7 +19,7 @@ CONFIG, VERSION, MODEL = "config.pbtxt", "1", "model.py"
 MODEL_TEXT = '''"""A bundle of vlmexport. config.pbtxt says which, and how it is loaded."""
 
 import triton_python_backend_utils
-from vlmexport.runtime.serving.triton import TritonModel
+from vlmexport.runtime.serving.triton.model import TritonModel
 
 
 class TritonPythonModel(TritonModel):

@@ -1,7 +1,7 @@
-"""A model of Triton's python backend that serves a bundle; `triton_repository` writes the files that make one of it.
+"""A model of Triton's python backend that serves a bundle; `repository` writes the files that make one of it.
 
 import triton_python_backend_utils
-from vlmexport.runtime.serving.triton import TritonModel
+from vlmexport.runtime.serving.triton.model import TritonModel
 
 class TritonPythonModel(TritonModel):
     def __init__(self):
@@ -13,14 +13,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..bundle.folder import Bundle
-from ..common.errors import VlmexportError
-from ..common.foreign_errors import from_signal_handler
-from ..session.session import Session
-from .scheduler import Scheduler
-from .triton_config import Parameters
-from .triton_delivery import Answer, Delivery
-from .triton_request import read_request
+from ...bundle.folder import Bundle
+from ...common.errors import VlmexportError
+from ...common.foreign_errors import from_signal_handler
+from ...session.session import Session
+from ..scheduler import Scheduler
+from .config import Parameters
+from .delivery import Answer, Delivery
+from .request import read_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

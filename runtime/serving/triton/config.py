@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..common.errors import OptionError
-from ..common.foreign_errors import raise_if_foreign
+from ...common.errors import OptionError
+from ...common.foreign_errors import raise_if_foreign
 
 
 class TensorSpec(NamedTuple):

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..common.bounded_files import parse_json
-from ..common.errors import OptionError, PromptError
-from ..common.foreign_errors import raise_if_foreign
-from ..common.options import declared_options
-from ..families.parts import PLACES
-from ..session.options import GenerateOptions
-from .triton_config import INPUTS
+from ...common.bounded_files import parse_json
+from ...common.errors import OptionError, PromptError
+from ...common.foreign_errors import raise_if_foreign
+from ...common.options import declared_options
+from ...families.parts import PLACES
+from ...session.options import GenerateOptions
+from .config import INPUTS
 
 
 class TritonRequest(NamedTuple):
