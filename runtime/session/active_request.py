@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from ..speculative.proposer import Picture
 from ..speculative.sequence import Sequence, SequenceLimits
 from ..speedup.stats import Stats, lossy_ways
 from ..text.incremental import IncrementalDetokenizer
-from .picture_cache import PictureCache
+from .picture_cache import PictureCache, embeds_of
 from .result import Result
 
 if TYPE_CHECKING:
@@ -168,11 +168,9 @@ class ActiveRequest:
         assert sequence.finish_reason is not None
         if sequence.memory is not None and sequence.error is None:
             sequence.memory.remember(sequence.tokens, tokenizer_checksum(self._manifest))
-        parse = None if sequence.grammar is None else sequence.grammar.parse
-        logprobs = None if sequence.logprobs is None else sequence.logprobs.entries
-        return Result(
-            "".join(self._parts), sequence.tokens, sequence.finish_reason, sequence.stats, parse, logprobs
-        )
+        text, parse = "".join(self._parts), sequence.grammar and sequence.grammar.parse
+        noted = sequence.logprobs and sequence.logprobs.entries
+        return Result(text, sequence.tokens, sequence.finish_reason, sequence.stats, parse, noted)
 
     def end_proposer(self) -> None:
         """The draft forgets the request. Again: does nothing."""
@@ -198,12 +196,9 @@ class ActiveRequest:
             ]
             image_positions = image_positions[image_positions >= reused] - reused
         embeds: list[np.ndarray] = []
-        sequence.stats.reused_pictures = len(prepared.views)
+        sequence.stats.reused_pictures = len(prepared.views) - len(views)
         for left, view in zip(range(len(views) - 1, -1, -1), views, strict=True):
-            start, seen = time.perf_counter(), self._pictures.encoded
-            embeds.append(self._pictures.embeds_of(decoder, view))
-            sequence.stats.reused_pictures -= self._pictures.encoded - seen
-            seconds.vision += time.perf_counter() - start
+            embeds.append((yield from self._see(view)))
             yield False, "picture" if left else "encoder"
         start = time.perf_counter()
         image_embeds = None if not embeds else embeds[0] if len(embeds) == 1 else np.concatenate(embeds)
@@ -259,6 +254,24 @@ class ActiveRequest:
         )
         self._first = sequence.choose_first(logits)
         seconds.prefill += time.perf_counter() - start
+
+    def _see(self, view: View) -> Generator[tuple[bool, str], None, np.ndarray]:
+        """Rows of a picture, which may stand in a prompt twice; the vision tower runs where nobody encoded it."""
+        stats, start = self.sequence.stats, time.perf_counter()
+        known = self._pictures.recall(view)
+        if known.encoded is not None:
+            stats.reused_pictures += 1
+            return embeds_of(known)
+        parts = self._pictures.encode_in_parts(self._decoder, known)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                stats.seconds.vision += time.perf_counter() - start
+                return embeds_of(end.value)
+            stats.seconds.vision += time.perf_counter() - start
+            yield False, "picture"
+            start = time.perf_counter()
 
 
 def pictures_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Generator
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -71,8 +72,22 @@ class PictureCache:
 
     def encode(self, decoder: Decoder, view: View) -> View:
         """A picture that nobody encoded, once the tower has seen it; kept from now on."""
+        parts = self.encode_in_parts(decoder, view)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                return end.value
+
+    def encode_in_parts(self, decoder: Decoder, view: View) -> Generator[None, None, View]:
+        """`encode`, which yields between the runs of the tower: a picture of many tiles has as many."""
+        seen_parts = []
+        for number, run in enumerate(view.runs):
+            if number:
+                yield
+            seen_parts.append(decoder.image_embeds([run]))
         self.encoded += 1
-        image_embeds = decoder.image_embeds(view.runs)
+        image_embeds = np.concatenate(seen_parts)
         image_embeds.flags.writeable = False
         seen = view.with_image_embeds(image_embeds, decoder.manifest.model.fingerprint)
         if _nbytes(seen) <= self.max_bytes:
@@ -86,10 +101,6 @@ class PictureCache:
         """The picture encoded: as it is kept (`recall`), else once the tower has seen it."""
         known = self.recall(view, similar)
         return known if known.encoded is not None else self.encode(decoder, known)
-
-    def embeds_of(self, decoder: Decoder, view: View) -> np.ndarray:
-        """Rows [n, E] of a picture, which may stand in a prompt twice; the vision tower runs where nobody encoded it."""
-        return _embeds(self.encoded_view(decoder, view))
 
     def _nearest(self, view: View, similar: float) -> View | None:
         """The most similar picture that the tower has seen, within `similar` of this one. Never one that was itself replaced:
@@ -122,9 +133,10 @@ def _kind(view: View) -> tuple[Any, ...]:
 
 def _nbytes(view: View) -> int:
     thumbnail = view.__dict__.get("thumbnail")
-    return _embeds(view).nbytes + (0 if thumbnail is None else thumbnail.nbytes)
+    return embeds_of(view).nbytes + (0 if thumbnail is None else thumbnail.nbytes)
 
 
-def _embeds(view: View) -> np.ndarray:
+def embeds_of(view: View) -> np.ndarray:
+    """Rows [n, E] of a picture that is encoded."""
     assert view.encoded is not None
     return view.encoded

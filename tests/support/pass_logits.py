@@ -14,7 +14,7 @@ from vlmexport.runtime.decoder.decoder import Decoder
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.base import Prepared
-from vlmexport.runtime.session.picture_cache import PictureCache
+from vlmexport.runtime.session.picture_cache import PictureCache, embeds_of
 
 STEPS, WIDE = 3, 6
 PARENTS = (-1, 0, 0, 2, 1, 3, 5)
@@ -47,7 +47,7 @@ class PassLogits:
         want = self._forward(inputs, path)
 
         decoder.reset(0)
-        embeds = [PictureCache(0).embeds_of(decoder, view) for view in prepared.views]
+        embeds = [embeds_of(PictureCache(0).encoded_view(decoder, view)) for view in prepared.views]
         images = np.concatenate(embeds) if embeds else None
         rows = decoder.embed(prepared.token_ids, images, prepared.image_positions)
         prefilled = decoder.prefill(rows, decoder.add(), prepared.positions, blocks=prepared.blocks)

@@ -34,8 +34,13 @@ def tiny(request: pytest.FixtureRequest, tiny_bundle: Bundles) -> TinyBundle:
 
 def seen(session: Session) -> list[int]:
     """Pictures that the tower sees from here on, by its runs."""
-    calls, run = [], session.decoder.image_embeds
-    session.decoder.image_embeds = lambda runs: calls.append(len(runs)) or run(runs)  # type: ignore[method-assign]
+    calls, encode = [], session._pictures.encode_in_parts
+
+    def counted(decoder: Any, view: View) -> Any:
+        calls.append(len(view.runs))
+        return encode(decoder, view)
+
+    session._pictures.encode_in_parts = counted  # type: ignore[method-assign]
     return calls
 
 

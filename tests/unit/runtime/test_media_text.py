@@ -261,6 +261,31 @@ def test_the_same_pixels_in_another_text_are_another_picture() -> None:
     assert cache.recall(pixels(2), 255.0).similar, "and a picture that differs a little is replaced"
 
 
+def test_a_picture_of_many_tiles_is_seen_in_as_many_parts() -> None:
+    """Others may go through a cycle between two of them; one that is left halfway is not kept."""
+    ran: list[Any] = []
+    decoder: Any = SimpleNamespace(
+        image_embeds=lambda runs: ran.extend(runs) or np.full((2, 2), len(ran), np.float32),
+        manifest=SimpleNamespace(model=SimpleNamespace(fingerprint="m")),
+    )
+    cache = PictureCache(1 << 20)
+    picture = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
+    view = View("image", 6, lambda: tuple({"tile": np.full(1, at)} for at in range(3)), picture=picture)
+    left = cache.encode_in_parts(decoder, view)
+    next(left)
+    left.close()
+    assert len(ran) == 1 and cache.encoded == 0 and cache.recall(view) is view
+    ran.clear()
+    parts = cache.encode_in_parts(decoder, view)
+    for count in (1, 2):
+        next(parts)
+        assert len(ran) == count
+    with pytest.raises(StopIteration) as end:
+        next(parts)
+    assert end.value.value.encoded[:, 0].tolist() == [1, 1, 2, 2, 3, 3]
+    assert cache.encoded == 1 and cache.recall(view) is end.value.value
+
+
 def test_a_draft_sees_a_picture_of_each_run() -> None:
     views = (tiles(1), video("1:20", "1:21"), View("video", 6, tuple, frames=3))
     rows = np.arange(15.0)[:, None]

@@ -16,7 +16,7 @@ from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.families.base import View
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video_input import Video
-from vlmexport.runtime.session.picture_cache import PictureCache, difference
+from vlmexport.runtime.session.picture_cache import PictureCache, difference, embeds_of
 from vlmexport.runtime.speedup.stats import Stats
 
 if TYPE_CHECKING:
@@ -32,9 +32,14 @@ QUESTIONS = ("the red cup", "the cup")
 
 
 def seen(session: Session) -> list[int]:
-    """Runs of the vision tower from here on."""
-    calls, run = [], session.decoder.image_embeds
-    session.decoder.image_embeds = lambda runs: calls.append(len(runs)) or run(runs)  # type: ignore[method-assign]
+    """Pictures that the vision tower sees from here on, by its runs."""
+    calls, encode = [], session._pictures.encode_in_parts
+
+    def counted(decoder: Any, view: View) -> Any:
+        calls.append(len(view.runs))
+        return encode(decoder, view)
+
+    session._pictures.encode_in_parts = counted  # type: ignore[method-assign]
     return calls
 
 
@@ -140,12 +145,12 @@ def test_kept_bytes_are_bounded_and_the_least_used_goes_first() -> None:
         return cache.recall(view(number)).encoded is not None
 
     for number in range(3):
-        cache.embeds_of(tower, view(number))  # type: ignore[arg-type]
+        cache.encoded_view(tower, view(number))  # type: ignore[arg-type]
     assert cache.nbytes == 3 * 64 and known(0)
-    cache.embeds_of(tower, view(3))  # type: ignore[arg-type]
+    cache.encoded_view(tower, view(3))  # type: ignore[arg-type]
     assert [known(number) for number in range(4)] == [True, False, True, True] and cache.nbytes == 3 * 64
     tower.rows = 100
-    rows = np.concatenate([cache.embeds_of(tower, view(4)) for _ in range(2)])  # type: ignore[arg-type]
+    rows = np.concatenate([embeds_of(cache.encoded_view(tower, view(4))) for _ in range(2)])  # type: ignore[arg-type]
     assert rows.shape == (200, 4) and (rows == 4).all()
     assert not known(4) and known(0) and cache.nbytes == 3 * 64, "too large to keep, and nothing left for it"
     assert cache.encoded == tower.calls == 6
@@ -154,11 +159,11 @@ def test_kept_bytes_are_bounded_and_the_least_used_goes_first() -> None:
 def test_thumbnails_count_as_bytes() -> None:
     tower, cache = Tower(), PictureCache(2 * (64 + 32 * 32 * 3))
     for number in range(3):
-        cache.embeds_of(tower, cache.recall(view(number, 40 * number), similar=1.0))  # type: ignore[arg-type]
+        cache.encoded_view(tower, cache.recall(view(number, 40 * number), similar=1.0))  # type: ignore[arg-type]
     assert cache.nbytes == cache.max_bytes
     assert cache.recall(view(0, 0), similar=1.0).encoded is None
     later = PictureCache(1 << 20)  # one that was kept before anybody compared
-    later.embeds_of(tower, view(5, 10))  # type: ignore[arg-type]
+    later.encoded_view(tower, view(5, 10))  # type: ignore[arg-type]
     assert later.nbytes == 64
     for _ in range(2):
         assert later.recall(view(5, 10), similar=1.0).encoded is not None
