@@ -41,12 +41,15 @@ from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts.common.files import read_document
 from vlmexport.exporter.drafts.folders import open_draft
+from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import LostProcessError, OptionError
 from vlmexport.runtime.common.locks import only_one
 
 from tests.support.training_targets import make_jsonl, make_target, options
 
 LAUNCHED = {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_MIXED_PRECISION": "no"}
+CPUS, MACHINES = "torchrun --nproc_per_node 2", "torchrun --nnodes 2"
+"""How the commands of the documentation begin: for the CPUs of one machine, and for one of several machines."""
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "how-to" / "training-runs.md"
 
 
@@ -217,14 +220,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def documented(folder: Path, out: str, *more: str) -> list[str]:
-    """The command of the documentation for CPUs, with this model and data."""
-    (line,) = re.findall(r"^torchrun .*$", DOCUMENTED.read_text("utf-8"), re.MULTILINE)
+def documented(folder: Path, out: str, *more: str, launch: str = CPUS, **places: str) -> list[str]:
+    """A command of the documentation, with this model and data, and what stands for its places."""
+    (line,) = re.findall(rf"^{launch} .*$", DOCUMENTED.read_text("utf-8"), re.MULTILINE)
     given = {
-        "torchrun": f"{sys.executable} -m torch.distributed.run --standalone",
+        "torchrun": f"{sys.executable} -m torch.distributed.run {'--standalone' * (launch == CPUS)}",
         "MODEL": str(folder / "model"), "N": "2", "runs/answers": str(folder / "data.jsonl"),
         "runs/draft": str(folder / out),
-    }  # fmt: skip
+    } | places  # fmt: skip
     words = " ".join(given.get(word, word) for word in line.split()).split()
     return [*words, "--batch-size", "5", "--lr", "3e-3", "--warmup", "2", *more]
 
@@ -240,20 +243,101 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=unlaunched(), capture_output=True, text=True, timeout=500, check=False)
 
 
-@pytest.mark.slow
-def test_the_documented_command_makes_the_draft_that_one_process_makes(folder: Path):
-    command = documented(folder, "two", "--steps", "6")
-    two = run(command)
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, torch.Tensor]:
+    """The draft that the documented command makes without a launcher, six steps, in this process."""
+    command = documented(folder, "alone", "--steps", "6")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*SIZES, *RANKS, *LAUNCHED):
+            patch.delenv(name, raising=False)
+        assert main(command[command.index("-m", 3) + 2 :]) == 0
+    assert read_document(folder / "alone" / "last")["provenance"]["processes"] == 1
+    return weights(folder / "alone")
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Of the last draft of a run."""
+    return open_draft(run / "last").network.state_dict()  # type: ignore[attr-defined]
+
+
+def check_same_draft(run: Path, alone: dict[str, torch.Tensor]) -> None:
+    """The draft of two processes, which is that of one but for the order of sums: gradients differ by a few units of
+    the last place of float32, and Adam lets a weight whose gradient is nearly zero differ by more than that."""
+    found = weights(run)
+    for name, expected in alone.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
+    assert any(not torch.equal(found[name], alone[name]) for name in alone), (
+        "this is the draft of one process"
+    )
+    assert read_document(run / "last")["provenance"]["processes"] == 2
+
+
+def test_the_documented_command_makes_the_draft_that_one_process_makes(
+    folder: Path, alone: dict[str, torch.Tensor]
+):
+    """On the default device."""
+    two = run(documented(folder, "two", "--steps", "6", "-v"))
     assert two.returncode == 0, two.stderr[-9000:]
     assert two.stdout.split() == ["draft:", str(folder / "two" / "best")], "said once"
-    alone = command[command.index("-m", 3) :]  # `-m vlmexport.runtime.cli train …`
-    one = run([sys.executable, *(str(folder / "one") if w == str(folder / "two") else w for w in alone)])
-    assert one.returncode == 0, one.stderr[-9000:]
-    drafts = [open_draft(folder / name / "last").network.state_dict() for name in ("one", "two")]  # type: ignore[attr-defined]
-    for name, weights in drafts[0].items():
-        torch.testing.assert_close(drafts[1][name], weights, rtol=1e-4, atol=1e-6)
-    made = [read_document(folder / name / "last")["provenance"]["processes"] for name in ("one", "two")]
-    assert made == [1, 2]
+    assert two.stderr.count("2 processes on cpu (gloo)") == 1
+    check_same_draft(folder / "two", alone)
+
+
+def free_port() -> str:
+    """A port of loopback that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def two_machines(folder: Path, out: str, *more: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """The documented launches of two machines with a process each, on loopback."""
+    port, started = free_port(), []
+    for rank in ("0", "1"):
+        places = {"RANK": rank, "HOST": "127.0.0.1", "PORT": port, "COUNT": "1"}
+        command = documented(folder, out, *more, launch=MACHINES, **places)
+        started.append(
+            subprocess.Popen(
+                command, env=unlaunched(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    try:
+        yield started
+    finally:
+        for one in started:
+            for process in [*psutil.Process(one.pid).children(recursive=True)] if one.poll() is None else []:
+                process.kill()
+            one.kill()
+            one.communicate()
+
+
+@pytest.mark.slow
+def test_two_machines_make_the_draft_that_one_process_makes(folder: Path, alone: dict[str, torch.Tensor]):
+    """Each by a launch of its own, on the default device."""
+    with two_machines(folder, "machines", "--steps", "6", "-v") as launches:
+        (first, heard), (second, other) = [one.communicate(timeout=300) for one in launches]
+    assert [one.returncode for one in launches] == [0, 0], heard[-4000:] + other[-4000:]
+    assert first.split() == ["draft:", str(folder / "machines" / "best")] and second == ""
+    assert heard.count("2 processes on cpu (gloo)") == 1 and "validation loss" not in other
+    check_same_draft(folder / "machines", alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_machine_that_is_lost_ends_the_other_by_one_line(folder: Path, victim: int):
+    """The launch of the first machine is also where all meet."""
+    out = folder / f"lost-{victim}"
+    with two_machines(folder, out.name, "--steps", "3000", "--save-every", "20") as launches:
+        wait_for_state(out)
+        victims = [launches[victim], *psutil.Process(launches[victim].pid).children(recursive=True)]
+        for process in victims:
+            process.send_signal(signal.SIGKILL)
+        _, said = launches[1 - victim].communicate(timeout=120)
+    assert launches[1 - victim].returncode != 0
+    (line,) = [line for line in said.splitlines() if "lost another one" in line]
+    assert line.startswith(f"vlmexport: process {1 - victim} of 2")
+    check_whole(out)
 
 
 def test_a_command_that_accelerate_starts_once_is_refused(folder: Path):
@@ -269,13 +353,10 @@ def test_a_command_that_accelerate_starts_once_is_refused(folder: Path):
 @contextlib.contextmanager
 def two_processes(command: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
     """Of a command, as a launcher starts them, but nobody watches over them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
+    port, started = free_port(), []
     for rank in ("0", "1"):
         told = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         started.append(
             subprocess.Popen(command, env=unlaunched() | told | place, stderr=subprocess.PIPE, text=True)
         )
