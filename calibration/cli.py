@@ -21,9 +21,9 @@ from ..runtime.commands.plot import check_plot
 from ..runtime.common.atomic_files import check_folder
 from ..runtime.common.errors import OptionError
 from ..runtime.common.optional_deps import need_extra
+from .answer_options import AnswerSettings, AskedData, Parts, check_join
 from .calibrate import tune
 from .command_options import (
-    AnswerSettings,
     DataOptions,
     EvalSettings,
     MachineOptions,
@@ -155,11 +155,25 @@ def _numbers(layers: Sequence[int]) -> str:
 
 @with_flags
 def generate_data(
-    inputs: DataOptions, settings: AnswerSettings, machine: MachineOptions, as_json: AsJson = False
+    inputs: AskedData,
+    settings: AnswerSettings,
+    machine: MachineOptions,
+    parts: Parts = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a target's own answers, to train drafts on; the same command continues a killed run."""
     need_extra("train", "`vlmexport generate-data`")
     run_alone("vlmexport generate-data")
+    check_join(inputs, settings, machine, parts or [])
+    if settings.join:
+        from .generation.join import join_parts
+
+        joined = join_parts(parts or [], settings.out)
+        if as_json:
+            print_json(joined)
+        else:
+            typer.echo(f"data: {settings.out}")
+        return
     check_inputs(inputs.model, inputs.data, inputs.inside)
     use_large_pages()
     _quiet()
@@ -176,11 +190,13 @@ def generate_data(
         inputs.model, settings.engine, machine.device, settings.bundle, settings.max_new_tokens, settings.batch_size,
         machine.threads, _say,
     )  # fmt: skip
-    generated = run(answers, records, settings.out, options, settings.shard_size, inputs.strict)
+    generated = run(
+        answers, records, settings.out, options, settings.shard_size, inputs.strict, part=settings.part
+    )
     if as_json:
         from .report import generation_report
 
-        print_json(generation_report(answers, records, settings.out, generated))
+        print_json(generation_report(answers, records, settings.out, generated, settings.part))
         return
     typer.echo(f"data: {settings.out}")
 

@@ -1,4 +1,4 @@
-"""The options of `train`, `search`, `generate-data`, `eval` and `quantize` beside those of the draft kinds."""
+"""The options of `train`, `search`, `eval` and `quantize` beside those of the draft kinds, and what `generate-data` shares."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 AnswerLimit = Annotated[
     int, Integer(low=2, metavar="N", help="Limit of every answer; cut answers are counted.")
 ]
+Model = Annotated[
+    str, Text(group="Input", metavar="ALIAS|DIR|HUB_ID", help="The target: alias, folder or hub id.")
+]
+Data = Annotated[
+    list[str], Texts(group="Input", metavar="DATA", help=f"{help_texts.DATA}. Repeat for several.")
+]
 Inside = Annotated[Path | None, File(group="Input", expert=True, metavar="FOLDER", help=help_texts.INSIDE)]
 """Options of several commands."""
 
@@ -26,12 +32,8 @@ Inside = Annotated[Path | None, File(group="Input", expert=True, metavar="FOLDER
 class DataOptions:
     """The target, and what it reads."""
 
-    model: Annotated[
-        str, Text(group="Input", metavar="ALIAS|DIR|HUB_ID", help="The target: alias, folder or hub id.")
-    ]
-    data: Annotated[
-        list[str], Texts(group="Input", metavar="DATA", help=f"{help_texts.DATA}. Repeat for several.")
-    ]
+    model: Model
+    data: Data
     limit: Annotated[
         int | None, Integer(group="Input", metavar="N", help="Use the first N records, also of --validation.")
     ] = None
@@ -150,54 +152,6 @@ class SearchSettings(OutputFolder):
         ),
     ] = 0.8  # fmt: skip
     max_new_tokens: AnswerLimit = 96
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerSettings(OutputFolder):
-    """How the target answers, and how answers are stored."""
-
-    max_new_tokens: AnswerLimit = 96
-    temperature: Annotated[
-        float, Number(group="Sampling", metavar="T", help="Draw the answers. 0: the likeliest token, always.")
-    ] = 0.0
-    samples: Annotated[
-        int, Integer(low=1, group="Sampling", metavar="N", help="Drawn answers per record.")
-    ] = 1
-    seed: Annotated[int, Integer(group="Sampling", metavar="N", help="Seed of drawn answers.")] = 0
-    min_answer: Annotated[
-        int, Integer(expert=True, metavar="N", help="Leave out answers of fewer tokens. They are counted.")
-    ] = 0
-    prompt_suffix: Annotated[
-        str,
-        Text(
-            group="Input", expert=True, metavar="TEXT",
-            help="Words to put after every prompt, for example to ask for long answers. The data keeps them.",
-        ),
-    ] = ""  # fmt: skip
-    shard_size: Annotated[
-        int, Integer(low=1, group="Output", expert=True, metavar="N", help="Records in one file.")
-    ] = 256
-    batch_size: Annotated[
-        int | None,
-        Integer(
-            low=1, group="Engine", expert=True, metavar="N",
-            help="Answers decoded together. Default: what suits the memory. PyTorch starts with 128 and halves them when a "
-            "GPU's memory runs out.",
-        ),
-    ] = None  # fmt: skip
-    engine: Annotated[
-        str,
-        Text(
-            group="Engine", metavar="auto|runtime|torch", help="auto: PyTorch where it has a GPU, else the runtime."
-        ),
-    ] = "auto"  # fmt: skip
-    bundle: Annotated[
-        Path | None,
-        File(
-            group="Engine", expert=True, metavar="DIR",
-            help="A bundle of --model, in place of one that is exported and kept.",
-        ),
-    ] = None  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..exporter.drafts.common.base import Draft
 from ..exporter.drafts.common.files import MODEL, read_document
+from ..runtime.common.parts import Part
 from .data.reading.records import RecordSet
 from .generation.answers import Answers
 from .generation.generate import Generated
@@ -62,15 +63,16 @@ def search_report(
 
 
 def generation_report(
-    answers: Answers, records: RecordSet, out: Path, generated: Generated
+    answers: Answers, records: RecordSet, out: Path, generated: Generated, part: Part | None = None
 ) -> dict[str, Any]:
-    """Of data that is complete; the counts but `shards` are those of this call."""
+    """Of data, or of a part of it, that is complete; the counts but `records` and `shards` are those of this call."""
     return {
         "schema_version": 1,
         "status": "generated",
         "target": {"name": answers.name, "fingerprint": answers.fingerprint},
         "engine": answers.engine,
         "output": str(out),
+        "part": None if part is None else str(part),
         "records": _records(records),
         **asdict(generated),
     }

@@ -11,6 +11,9 @@ from .reading.places import check_reference, is_file
 from .reading.records import ImageRef, Problems, Record
 
 META = "generated.json"
+WHOLE, PLACE = "whole", "place"
+"""What only a part has: in its description the numbers of `records` and `shards` of the whole, and in a line the place of
+its record in the whole."""
 META_LIMIT = 16 << 20
 """Bytes. A description has about a kilobyte."""
 

@@ -19,8 +19,9 @@ from ...exporter.common.write_errors import explain_write_errors
 from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.common.locks import only_one
+from ...runtime.common.parts import Part
 from ..common.provenance import provenance
-from ..data.generated import META, read_meta, shard_name
+from ..data.generated import META, PLACE, WHOLE, read_meta, shard_name
 from ..data.reading.records import Problems, Record, RecordSet
 from .answers import Answers, GenerationOptions
 
@@ -30,7 +31,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Generated:
-    """What one call did: shards of the whole, shards that it wrote (the others were there), and for these the records
+    """What one call did: shards of the whole or of the part, shards that it wrote (the others were there), and for these the records
     that could not be answered, the answers, how many of them the limit cut, their tokens, the seconds, and how many answers
     were too short and are not among them."""
 
@@ -52,8 +53,9 @@ def generate_data(
     shard_size: int = 256,
     strict: bool = False,
     report: Callable[[str], None] | None = None,
+    part: Part | None = None,
 ) -> Generated:
-    """Answers every record; returns what this call wrote. One process at a time writes to a folder.
+    """Answers every record, or those of a part; returns what this call wrote. One process at a time writes to a folder.
 
     Args:
         answers: who answers. records: what to; their own texts are ignored.
@@ -61,6 +63,7 @@ def generate_data(
         options: limit and sampling. shard_size: records per shard.
         strict: raise at a record that cannot be answered (an unreadable picture, a prompt that is too long) in place
         of skipping it.
+        part: the records to answer, by their keys; `join_parts` makes of all parts what one run without parts writes.
 
     Raises:
         OptionError: `out` holds generations of another target, data or options, or another process writes to it.
@@ -71,7 +74,8 @@ def generate_data(
         out.mkdir(parents=True, exist_ok=True)
     with explain_write_errors(out), only_one(out / LOCK, kept=False):
         say = report or (lambda line: print(line, file=sys.stderr, flush=True))
-        shards = -(-len(records) // shard_size)
+        own = [i for i, record in enumerate(records) if part is None or part.holds(record.key)]
+        shards = -(-len(own) // shard_size)
         run: dict[str, Any] = {
             "target": {"name": answers.name, "fingerprint": answers.fingerprint},
             "data": records.name,
@@ -81,15 +85,16 @@ def generate_data(
             "min_answer": options.min_answer or None,
             "engine": answers.engine,
             "shard_size": shard_size,
+            "part": None if part is None else str(part),
             "shards": shards,
         }
+        if part is not None:
+            run[WHOLE] = {"records": len(records), "shards": -(-len(records) // shard_size)}
         _claim(out, run)
         missing = [n for n in range(shards) if not (out / shard_name(n)).exists()]
         problems, clock, tokens, written, cut = Problems(strict), time.perf_counter(), 0, 0, 0
         lengths: list[int] = []  # of answers that are too short
-        places = [
-            (n, i) for n in missing for i in range(n * shard_size, min((n + 1) * shard_size, len(records)))
-        ]
+        places = [(n, i) for n in missing for i in own[n * shard_size : (n + 1) * shard_size]]
         begun = len(missing) < shards
         left = Counter(number for number, _ in places)
         lines: dict[int, dict[int, list[str]]] = {number: {} for number in missing}
@@ -107,13 +112,16 @@ def generate_data(
                 tokens += sum(len(answer) for _, answer in kept)
                 written += len(kept)
                 cut += sum(answers.is_cut(answer) for _, answer in kept)
+                place_in_whole = {} if part is None else {PLACE: index}
                 lines[number][index] = [
-                    json.dumps(_line(answers, record, sample, answer)) + "\n" for sample, answer in kept
+                    json.dumps(_line(answers, record, sample, answer) | place_in_whole) + "\n"
+                    for sample, answer in kept
                 ]
                 left[number] -= 1
                 if left[number]:
                     continue
-                if not written and not begun:  # not a bad record: a mistake in all of them
+                few = part is not None and len(own) < shard_size  # may be bad where the other parts are not
+                if not written and not begun and not few:  # not a bad record: a mistake in all of them
                     raise InputError(_nothing_written(problems, lengths, options))
                 shard = lines.pop(number)
                 _write(out / shard_name(number), "".join(line for i in sorted(shard) for line in shard[i]))

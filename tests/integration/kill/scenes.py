@@ -299,6 +299,13 @@ def _generate(world: Path, inputs: Path) -> list[object]:
     ]  # fmt: skip
 
 
+def _before_join(world: Path, inputs: Path) -> None:
+    _before_train(world, inputs)
+    for number in (0, 1):
+        part = inputs / f"part-{number}"
+        quietly(*_generate(world, inputs), "--engine", "torch", "--part", f"{number}/2", "-o", part)
+
+
 SCENES: dict[str, Scene] = {
     "build": Scene(_build(), _nothing, ("bundle",), remedies=(("--force", ("--force",)),), warm=True),
     "build --force": Scene(_build("--force"), _older_bundle, ("bundle",), warm=True),
@@ -319,6 +326,14 @@ SCENES: dict[str, Scene] = {
     "train eagle": _training("eagle", "--cache-features", "WORLD/features", records=40),
     "train --joint": _training("medusa", "--joint", "--heads", 2),
     "generate-data": Scene(_generate, _before_train, ("data/shard-*", "cache/bundles/*"), warm=True),
+    "generate-data --part": Scene(
+        lambda world, inputs: [*_generate(world, inputs), "--part", "0/2"],
+        _before_train, ("data/shard-*", "cache/bundles/*"), warm=True,
+    ),
+    "generate-data --join": Scene(
+        lambda world, inputs: ["generate-data", "--join", inputs / "part-0", inputs / "part-1", "-o", world / "data"],
+        _before_join, ("data",), warm=True,
+    ),
     "quantize": Scene(
         lambda world, inputs: [
             "quantize", "--model", inputs / "model", "--data", inputs / "data.jsonl", "-o", world / "out", "--device", "cpu",
