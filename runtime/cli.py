@@ -28,6 +28,10 @@ from .images.quiet import quiet_log
 RUNTIME_COMMANDS = {
     "run": ("run", "Caption an image, or answer a question about it."),
     "serve": ("serve", "Serve a bundle over HTTP, in OpenAI's protocol (needs the extra serve)."),
+    "caption": (
+        "caption",
+        "Caption every picture of files, folders or Parquet tables; the same command continues a killed run.",
+    ),
     "bench": ("bench", "Measure plain against speculative decoding, with the bound that the graphs allow."),
     "profile": ("profile", "Time every graph at every width with trtexec, or on the engine at hand."),
     "inspect": ("inspect", "Show what is in a bundle: graphs, weights, drafts, limits, parity, plans."),

@@ -3,6 +3,7 @@
 EXAMPLES = {
     "run": "vlmexport run bundle --image scene.png --draft imitation",
     "serve": "vlmexport serve bundle --port 8000",
+    "caption": "vlmexport caption bundle photos -o captions.parquet",
     "bench": "vlmexport bench bundle --image scene.png --repeats 10",
     "profile": "vlmexport profile bundle --html times.html",
     "inspect": "vlmexport inspect bundle",

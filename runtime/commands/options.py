@@ -8,12 +8,28 @@ from typing import Annotated
 
 import typer
 
-from ..common.options import File, Integer, Text
+from ..common.options import File, Integer, Switch, Text
 from ..engines import DEVICES
 
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by `vlmexport build`.")]
 AsJson = Annotated[
     bool, typer.Option("--json", rich_help_panel="Output", help="Print one JSON object on stdout.")
+]
+
+
+PromptText = Annotated[
+    str | None,
+    Text(group="Input", metavar="TEXT", help="Prompt; - reads standard input. Default: the bundle's."),
+]
+SchemaFile = Annotated[
+    Path | None,
+    File(
+        expert=True, metavar="FILE",
+        help="Answer in JSON that keeps to this JSON schema (needs the extra [grammar]).",
+    ),
+]  # fmt: skip
+RawPrompt = Annotated[
+    bool, Switch(group="Input", expert=True, help="Use the prompt as it is, without the chat template.")
 ]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..common.errors import OptionError
-from ..common.options import File, Files, Number, Switch, Text
+from ..common.options import File, Files, Number, Switch
+from .options import PromptText, RawPrompt, SchemaFile
 
 if TYPE_CHECKING:
     from ..session.session import Result
@@ -48,10 +49,7 @@ class RunInputs:
             help="Frames per second of --video DIR. A file knows its own.",
         ),
     ] = None
-    prompt: Annotated[
-        str | None,
-        Text(group="Input", metavar="TEXT", help="Prompt; - reads standard input. Default: the bundle's."),
-    ] = None
+    prompt: PromptText = None
     chat: Annotated[
         bool, Switch(group="Input", help="Read turn after turn from standard input, and answer each.")
     ] = False
@@ -64,17 +62,8 @@ class RunInputs:
             help="Propose how earlier answers went on, of this file and of this run, and keep the answers there.",
         ),
     ] = None
-    schema: Annotated[
-        Path | None,
-        File(
-            expert=True,
-            metavar="FILE",
-            help="Answer in JSON that keeps to this JSON schema (needs the extra [grammar]).",
-        ),
-    ] = None
-    raw: Annotated[
-        bool, Switch(group="Input", expert=True, help="Use the prompt as it is, without the chat template.")
-    ] = False
+    schema: SchemaFile = None
+    raw: RawPrompt = False
 
     def check(self, as_json: bool) -> None:
         """Refuse what standard input cannot be at once. Raises `OptionError`."""

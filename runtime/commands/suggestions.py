@@ -24,7 +24,7 @@ WORDS = {
     "export": "`vlmexport build --model MODEL -o BUNDLE`; `vlmexport export-draft` writes a draft for other engines",
     "convert": "`vlmexport build --model MODEL -o BUNDLE`",
     "generate": f"{_RUN}; `vlmexport generate-data` writes a model's answers to train drafts on",
-    "caption": _RUN, "infer": _RUN, "benchmark": "`vlmexport bench BUNDLE`", "list": "`vlmexport models`", "info": "`vlmexport inspect BUNDLE`",
+    "infer": _RUN, "benchmark": "`vlmexport bench BUNDLE`", "list": "`vlmexport models`", "info": "`vlmexport inspect BUNDLE`",
 }  # fmt: skip
 """A command or an option that does not exist, without dashes → what to do."""
 

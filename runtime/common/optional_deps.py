@@ -31,6 +31,7 @@ MODULES = {
     "video": ("av",),
     "grammar": ("llguidance",),
     "serve": ("starlette", "uvicorn", "msgspec", "prometheus_client"),
+    "parquet": ("pyarrow",),
     "compile": ("onnx", "onnx_ir", "ml_dtypes"),
 }
 """Extra → modules without which its commands cannot run (tensorboard, which [train] also brings, they can do without).

@@ -24,6 +24,23 @@ def picture_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names, key=_natural)]
 
 
+def pictures_below(folder: Path) -> list[Path]:
+    """The picture files of a folder and of all folders in it, each folder's own first, as `picture_files` orders them. Links to
+    folders, and folders whose names begin with a dot, are left out. Raises `ImageError` where there is none, and for a
+    folder that cannot be read."""
+    found: list[Path] = []
+    for place, inner, names in os.walk(folder, onerror=_refuse):
+        inner[:] = sorted((name for name in inner if not name.startswith(".")), key=_natural)
+        found += [Path(place, name) for name in sorted(filter(is_picture, names), key=_natural)]
+    if not found:
+        raise ImageError(f"{folder}: neither the folder nor a folder in it has picture files")
+    return found
+
+
+def _refuse(error: OSError) -> None:
+    raise ImageError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """A key that sorts numbers in names by their value."""
     parts = re.split(r"(\d+)", name)

@@ -53,7 +53,16 @@ def imported() -> None:
 
     from tests.support import kept_traces
 
-    for command in ("build", "train", "compile", "tune", "generate-data", "quantize", "export-draft"):
+    for command in (
+        "build",
+        "train",
+        "compile",
+        "tune",
+        "generate-data",
+        "quantize",
+        "export-draft",
+        "caption",
+    ):
         build_app(command)
     kept_traces.install()
     torch.set_num_threads(1)

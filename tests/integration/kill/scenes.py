@@ -299,6 +299,29 @@ def _generate(world: Path, inputs: Path) -> list[object]:
     ]  # fmt: skip
 
 
+def _before_caption(world: Path, inputs: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    from tests.support import tiny_models
+
+    model = tiny_models.checkpoint("vit-gpt2", inputs / "seeing")
+    quietly("build", "--model", model, "-o", inputs / "bundle", *_LIMITS, "--draft", "prompt-lookup")
+    (inputs / "pictures").mkdir()
+    for number in range(5):
+        pixels = np.random.default_rng(number).integers(0, 255, (8, 9, 3), np.uint8)
+        Image.fromarray(pixels).save(inputs / "pictures" / f"{number}.png")
+
+
+def _caption(out: str) -> Callable[[Path, Path], list[object]]:
+    def words(world: Path, inputs: Path) -> list[object]:
+        return [
+            "caption", inputs / "bundle", inputs / "pictures", "-o", world / out, "--shard-size", 2, "--max-new-tokens", 4,
+        ]  # fmt: skip
+
+    return words
+
+
 def _before_join(world: Path, inputs: Path) -> None:
     _before_train(world, inputs)
     for number in (0, 1):
@@ -334,6 +357,8 @@ SCENES: dict[str, Scene] = {
         lambda world, inputs: ["generate-data", "--join", inputs / "part-0", inputs / "part-1", "-o", world / "data"],
         _before_join, ("data",), warm=True,
     ),
+    "caption": Scene(_caption("captions"), _before_caption, ("captions/captions-*",), warm=True),
+    "caption FILE": Scene(_caption("captions.parquet"), _before_caption, ("captions.parquet",), warm=True),
     "quantize": Scene(
         lambda world, inputs: [
             "quantize", "--model", inputs / "model", "--data", inputs / "data.jsonl", "-o", world / "out", "--device", "cpu",

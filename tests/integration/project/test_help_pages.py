@@ -100,6 +100,7 @@ def declarations(command: str) -> Iterator[type]:
 DECLARED = (
     "run",
     "serve",
+    "caption",
     "bench",
     "profile",
     "build",
