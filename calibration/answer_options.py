@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..runtime.commands.options import RayAddress
 from ..runtime.common.errors import OptionError
 from ..runtime.common.options import Custom, File, Integer, Number, Switch, Text, declared_options
 from ..runtime.common.parts import METAVAR, Part, read_part
@@ -89,6 +90,7 @@ class AnswerSettings(OutputFolder):
             help="A bundle of --model, in place of one that is exported and kept.",
         ),
     ] = None  # fmt: skip
+    ray: RayAddress = None
 
 
 def check_join(

@@ -188,7 +188,7 @@ def generate_data(
     records = inputs.records().asked_with(settings.prompt_suffix)
     answers = open_answers(
         inputs.model, settings.engine, machine.device, settings.bundle, settings.max_new_tokens, settings.batch_size,
-        machine.threads, _say,
+        machine.threads, _say, settings.ray,
     )  # fmt: skip
     generated = run(
         answers, records, settings.out, options, settings.shard_size, inputs.strict, part=settings.part

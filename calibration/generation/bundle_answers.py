@@ -20,6 +20,7 @@ from ..data.reading.records import Record
 from .answers import Found, GenerationOptions
 from .decoding import Decoding, Outcome
 from .messages import LOGGER, Start
+from .ray_workers import RayWorkers
 from .workers import Workers
 
 BATCH_PER_CORE, BATCH = 32, 64
@@ -42,9 +43,10 @@ class BundleAnswers:
         bundle: of the target. name: of the target.
         batch_size: most requests that a session decodes together; by default what suits the memory.
         threads: cores to use, by default all.
+        ray: address of a Ray cluster whose actors take the place of processes (`RayWorkers`), also of larger models.
 
     Raises:
-        BundleError: the bundle cannot be read. OptionError: `batch_size` is above the bundle's limit.
+        BundleError: the bundle cannot be read. OptionError: `batch_size` is above the bundle's limit; no cluster answers.
     """
 
     engine = "runtime"
@@ -55,6 +57,7 @@ class BundleAnswers:
         name: str | None = None,
         batch_size: int | None = None,
         threads: int | None = None,
+        ray: str | None = None,
     ) -> None:
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         manifest = self.bundle.manifest
@@ -72,9 +75,11 @@ class BundleAnswers:
         self.sessions = count, batch
         """How many there are at most, and how many requests each decodes together."""
         level = logging.getLogger(LOGGER).getEffectiveLevel()
-        self._workers = Workers(count, Start(self.bundle.unread(), batch, speculative, level))
+        start = Start(self.bundle.unread(), batch, speculative, level)
+        self._is_spread = ray is not None
+        self._workers = Workers(count, start) if ray is None else RayWorkers(ray, start, not small)
         self._load = partial(Decoding, self.bundle, batch, None if small else threads, speculative)
-        self._own = self._load() if count == 1 else None
+        self._own = self._load() if count == 1 and ray is None else None
         self._ends = frozenset(manifest.text.eos_token_ids)
 
     @property
@@ -93,8 +98,8 @@ class BundleAnswers:
         """
         asked = [(record, number) for record in records for number in range(options.samples)]
         count, batch = self.sessions
-        waves = _waves(len(asked), batch) if self._small else [range(len(asked))]
-        decoder = self._workers if min(count, len(waves)) > 1 else self._decoding()
+        waves = _waves(len(asked), batch) if self._small or self._is_spread else [range(len(asked))]
+        decoder = self._workers if self._is_spread or min(count, len(waves)) > 1 else self._decoding()
         with closing(decoder.waves(asked, waves, options)) as outcomes:
             yield from _gathered(outcomes, options.samples)
 

@@ -27,6 +27,7 @@ def open_answers(
     batch_size: int | None,
     threads: int | None,
     say: Callable[[str], None],
+    ray: str | None = None,
 ) -> Answers:
     """Whoever answers as `generate-data` is asked for.
 
@@ -35,6 +36,10 @@ def open_answers(
     """
     if engine not in ENGINES:
         raise OptionError(f"--engine {engine!r} is not one of {', '.join(ENGINES)}")
+    if ray is not None and engine == "torch":
+        raise OptionError("--engine torch runs in this process alone: leave --ray out")
+    if ray is not None:
+        engine = "runtime"
     if engine == "runtime" and device not in ("auto", "cpu"):
         raise OptionError(
             f"--engine runtime decodes on the CPU, not on --device {device}; --engine torch does"
@@ -47,4 +52,4 @@ def open_answers(
     if threads is not None:
         use_global_pool(threads)  # the checks of an export would begin one of all cores
     chosen = target_bundle(model, max_new_tokens, say) if bundle is None else given_bundle(bundle, model)
-    return BundleAnswers(chosen, target_name(open_checkpoint(model)), batch_size, threads)
+    return BundleAnswers(chosen, target_name(open_checkpoint(model)), batch_size, threads, ray)

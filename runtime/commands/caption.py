@@ -6,7 +6,7 @@ import hashlib
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..common.errors import OptionError
 from ..common.optional_deps import need_extra
 from ..common.options import Custom, File, Integer, Text
 from ..common.parts import METAVAR, Part, read_part
 from ..session.options import GenerateOptions
 from ..session.request_options import request_options
 from .option_flags import with_flags
-from .options import AsJson, PromptText, RawPrompt, SchemaFile
+from .options import AsJson, PromptText, RawPrompt, RayAddress, SchemaFile
 from .options import Bundle as BundleArgument
 from .run import LoadOptions
 
@@ -106,6 +107,7 @@ class CaptionEngine(LoadOptions):
             help=f"Pictures decoded together. Default: {MAX_BATCH}, or the bundle's max_batch where that is less.",
         ),
     ] = None  # fmt: skip
+    ray: RayAddress = None
 
 
 def caption(
@@ -122,12 +124,17 @@ def caption(
     from ..bundle.folder import Bundle
     from ..captioning.index import Index
     from ..captioning.output import Output
-    from ..captioning.run import SessionCaptioner, caption_all
+    from ..captioning.ray_captioner import RayCaptioner
+    from ..captioning.run import Captioner, SessionCaptioner, caption_all
     from ..session.session import Session
     from .output import print_json
     from .requests import check_combinations, check_draft, read_prompt
     from .schema_file import read_schema
 
+    if loading.ray is not None and loading.device != "cpu":
+        raise OptionError(
+            f"--ray decodes on CPUs, not on --device {loading.device}: leave one of the two out"
+        )
     asked: dict[str, Any] = dict(options)
     schema = read_schema(inputs.schema)
     request_options(asked if schema is None else asked | {"schema": schema})
@@ -153,11 +160,20 @@ def caption(
     most = loading.max_batch or min(MAX_BATCH, opened.manifest.limits.max_batch)
     made = Output(output.out, run)
     load = partial(
-        Session.load, opened, loading.device, loading.max_length, most, loading.threads,
+        Session.load, opened if loading.ray is None else opened.unread(), loading.device, loading.max_length, most, loading.threads,
         kernel_cache=loading.kernel_cache,
     )  # fmt: skip
-    with made.claimed(), _progress(as_json) as report:
-        captioner = SessionCaptioner(load, prompt, asked)
+    with ExitStack() as stack:
+        stack.enter_context(made.claimed())
+        captioner: Captioner = SessionCaptioner(load, prompt, asked)
+        if loading.ray is not None and not made.is_complete():
+            from ..engines.onnxruntime import SINGLE_THREAD_BYTES
+
+            small = opened.manifest.weights.total < SINGLE_THREAD_BYTES
+            captioner = stack.enter_context(
+                closing(RayCaptioner(loading.ray, load, prompt, asked, most, whole_nodes=not small))
+            )
+        report = stack.enter_context(_progress(as_json))
         captioned = caption_all(captioner, index, made, output.shard_size, output.part, report)
     if not captioned.written:
         log.info("%s was complete", output.out)

@@ -28,6 +28,14 @@ SchemaFile = Annotated[
         help="Answer in JSON that keeps to this JSON schema (needs the extra [grammar]).",
     ),
 ]  # fmt: skip
+RayAddress = Annotated[
+    str | None,
+    Text(
+        group="Engine", expert=True, metavar="ADDRESS",
+        help="Decode on the nodes of a Ray cluster (needs the extra [ray]): auto, HOST:PORT or ray://HOST:PORT. All nodes share "
+        "the folders of bundle and pictures.",
+    ),
+]  # fmt: skip
 RawPrompt = Annotated[
     bool, Switch(group="Input", expert=True, help="Use the prompt as it is, without the chat template.")
 ]

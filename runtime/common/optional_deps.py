@@ -32,6 +32,7 @@ MODULES = {
     "grammar": ("llguidance",),
     "serve": ("starlette", "uvicorn", "msgspec", "prometheus_client"),
     "parquet": ("pyarrow",),
+    "ray": ("ray",),
     "compile": ("onnx", "onnx_ir", "ml_dtypes"),
 }
 """Extra → modules without which its commands cannot run (tensorboard, which [train] also brings, they can do without).
