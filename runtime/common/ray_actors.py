@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pickle
 import platform
 import socket
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
@@ -167,10 +166,7 @@ class _Actor:
 
 
 def _sendable(error: Exception) -> Exception:
-    """An error that does not survive pickling becomes a RuntimeError of its text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception as reason:
-        raise_if_foreign(reason)
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+    """An error that may not survive the way to whoever asks becomes a RuntimeError of its text; ours do."""
+    if isinstance(error, VlmexportError):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")

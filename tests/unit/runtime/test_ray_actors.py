@@ -135,7 +135,7 @@ def test_errors_of_actors_are_raised_as_they_are(cluster: Cluster, address: str)
     assert cluster.ended == len(cluster.started) == 3
 
     class Local(Exception):
-        """One that cannot be pickled."""
+        """One that another process does not know."""
 
     def strange() -> Callable[[str], str]:
         raise Local("odd")
