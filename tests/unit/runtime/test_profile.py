@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import html.parser
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,7 @@ from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.predict import AcceptanceCounts, best_length
 
+from tests.support.browser import FLAGS, need_browser
 from tests.support.fake_trtexec import fake_trtexec
 from tests.support.tiny_bundles import TinyBundle
 
@@ -466,30 +465,12 @@ def test_profile_says_that_it_times(
     assert capsys.readouterr().err == ""
 
 
-def find_browser() -> str | None:
-    """Chromium by one of its names: on PATH, or where Playwright keeps it."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    kept = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright")
-    playwrights = sorted(map(str, kept.glob("chromium*/chrome-*/*")), reverse=True)
-    own = (
-        path
-        for path in playwrights
-        if Path(path).name in ("chrome", "headless_shell", "chrome-headless-shell")
-    )
-    return next(chain(filter(None, map(shutil.which, names)), own), None)
-
-
 def test_report_page_in_a_browser(tiny_bundle: Bundles, tmp_path: Path) -> None:
     """Drawn by a real browser: three plots with their legends, and nothing that scrolls sideways."""
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("needs a browser: apt-get install chromium, or `playwright install chromium`")
+    browser = need_browser()
     bundle = tiny_bundle("t5").bundle
     assert main(["profile", str(bundle.path), "--widths", "1,3", "--html", str(tmp_path / "p.html")]) == 0
-    flags = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'user'}",
-    ]  # fmt: skip
+    flags = ["--headless", *FLAGS, f"--user-data-dir={tmp_path / 'user'}"]
     seen = subprocess.run(
         [browser, *flags, "--window-size=1200,1400", f"--screenshot={tmp_path / 'p.png'}", f"file://{tmp_path / 'p.html'}"],
         capture_output=True, text=True, timeout=120,
