@@ -22,6 +22,8 @@ from vlmexport.runtime.session.session import Session
 from tests.support.browser import driven_browser
 from tests.support.running_server import WAIT, RunningServer, picture, sse, until
 
+pytestmark = pytest.mark.usefixtures("browser")  # first: without one, no bundle is built
+
 CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 INSECURE = "page.test"
 """A name of this machine that is not `localhost`."""
@@ -111,7 +113,11 @@ def test_a_question_about_a_picture(
     expect(page.locator("#picture")).to_be_visible()
     page.get_by_label("Question").fill(QUESTION)
     page.get_by_label("Most tokens").fill("24")
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request.post_data_json))
     ask(page)
+    first, second = asked
+    assert second == {**first, "draft": "none"} and "draft" not in first
     content = [{"type": "image", "image": picture(3)}, {"type": "text", "text": QUESTION}]
     with Session.load(bundle) as session:
         want = session.generate(messages=[{"role": "user", "content": content}], max_new_tokens=24)
