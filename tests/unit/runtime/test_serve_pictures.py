@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -128,16 +129,12 @@ def test_a_name_of_an_address_of_this_network_is_refused(
 def test_the_address_that_was_checked_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name may stand for another address at the next question (DNS rebinding)."""
     resolver = found("93.184.216.34", "127.0.0.1")
-    dialled: list[Any] = []
-
-    def create_connection(address: Any, *rest: Any, **options: Any) -> Any:
-        dialled.append(address)
-        raise ConnectionRefusedError("not here")
-
+    dial = Mock(side_effect=ConnectionRefusedError("not here"))
     monkeypatch.setattr(socket, "getaddrinfo", resolver)
-    monkeypatch.setattr(socket, "create_connection", create_connection)
+    monkeypatch.setattr(socket, "create_connection", dial)
     assert "not here" in refusal(Pictures(("example.org",)), "https://example.org/x.png")
-    assert resolver.asked == ["example.org"] and dialled == [("93.184.216.34", 443)]
+    assert resolver.asked == ["example.org"]
+    assert [call.args[0] for call in dial.call_args_list] == [("93.184.216.34", 443)]
 
 
 def test_addresses_that_the_owner_named(host: str) -> None:
